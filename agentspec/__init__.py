@@ -1,0 +1,57 @@
+"""agentspec: exact speculative decoding for agents on open models."""
+
+from agentspec.constraints import Grammar
+from agentspec.draft_length import DraftLength, Fixed
+from agentspec.drafters import Draft, Drafter
+from agentspec.drafters.cascade import Cascade
+from agentspec.drafters.lookup import PromptLookupDrafter
+from agentspec.drafters.model import ModelDrafter
+from agentspec.engine import Completion, Engine, LocalEngine, Request
+from agentspec.errors import (
+    AgentSpecError,
+    ContextOverflowError,
+    EngineClosedError,
+    GrammarError,
+    IncompatiblePairError,
+    InvalidRequestError,
+    ModelLoadError,
+)
+from agentspec.models import LanguageModel
+from agentspec.models.causal_lm import CausalLM
+from agentspec.sampling import SamplingParams
+from agentspec.scheduler import Delta
+from agentspec.sequence import Batch, FinishReason, Sequence, TokenLogprob
+from agentspec.speculative import SpeculativeDecoder
+from agentspec.stats import StepStats
+
+__all__ = [
+    "AgentSpecError",
+    "Batch",
+    "Cascade",
+    "CausalLM",
+    "Completion",
+    "ContextOverflowError",
+    "Delta",
+    "Draft",
+    "DraftLength",
+    "Drafter",
+    "Engine",
+    "EngineClosedError",
+    "FinishReason",
+    "Fixed",
+    "Grammar",
+    "GrammarError",
+    "IncompatiblePairError",
+    "InvalidRequestError",
+    "LanguageModel",
+    "LocalEngine",
+    "ModelDrafter",
+    "ModelLoadError",
+    "PromptLookupDrafter",
+    "Request",
+    "SamplingParams",
+    "Sequence",
+    "SpeculativeDecoder",
+    "StepStats",
+    "TokenLogprob",
+]

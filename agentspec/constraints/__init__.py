@@ -1,0 +1,222 @@
+"""The constraint seam: what a grammar is, and the only masks that p and q ever see.
+
+A ``Grammar`` is a description (hashable, serialisable, part of a request). A ``GrammarCompiler`` makes matchers of it
+for one vocabulary. A ``Walk`` goes along a draft and hands out one mask object per position, to the drafter and to
+the target alike.
+
+Local masking is not conditioning: the law is that of the step-by-step decoder which masks every position, not the
+model's law given that the whole text fits the grammar.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from agentspec.errors import GrammarError
+from agentspec.sequence import Batch, Matcher
+from agentspec.sequence import Sequence as TokenSequence
+
+__all__ = ["Grammar", "GrammarCompiler", "Matcher", "Walk", "compiler"]
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """The description of a language. Build one with the class methods.
+
+    Args:
+        kind: what ``source`` is written in.
+        source: canonical text; equal descriptions are equal grammars.
+    """
+
+    kind: Literal["json_schema", "lark"]
+    source: str
+
+    @classmethod
+    def json_schema(cls, schema: dict[str, Any] | bool) -> Grammar:
+        """JSON values that satisfy a JSON Schema, written with the separators ``", "`` and ``": "``.
+
+        Raises:
+            GrammarError: where the schema is not JSON.
+        """
+        if not isinstance(schema, dict | bool):
+            raise GrammarError(f"A JSON Schema is a dict or a bool, got {type(schema).__name__}: {schema!r}.")
+        try:
+            # Key order is part of the language (properties are written in their order), so it is kept.
+            return cls("json_schema", json.dumps(schema, ensure_ascii=False))
+        except (TypeError, ValueError) as error:
+            raise GrammarError(f"The JSON Schema must consist of JSON values: {error}.") from error
+
+    @classmethod
+    def lark(cls, source: str) -> Grammar:
+        """A context-free grammar in llguidance's variant of Lark."""
+        return cls("lark", source)
+
+
+class GrammarCompiler(Protocol):
+    """Makes matchers for one vocabulary. Compiled grammars are cached inside."""
+
+    def matcher(self, grammar: Grammar) -> Matcher:
+        """A matcher at the start of ``grammar``.
+
+        Raises:
+            GrammarError: where the grammar cannot be compiled; says why.
+        """
+        ...
+
+
+def compiler(tokenizer: Any, vocab_size: int, engine: Literal["llguidance"] = "llguidance") -> GrammarCompiler:
+    """The named grammar engine for a tokenizer of transformers.
+
+    Raises:
+        GrammarError: for an engine of another name.
+    """
+    if engine != "llguidance":
+        raise GrammarError(f"Unknown grammar engine {engine!r}; expected 'llguidance'.")
+    made: GrammarCompiler = importlib.import_module(f"{__name__}.{engine}").Compiler(tokenizer, vocab_size)
+    return made
+
+
+class Walk:
+    """A walk along a batch's drafts that collects the mask of every position.
+
+    It stands, in every row, behind the row's context and what has been drafted so far. The matchers of the batch's
+    sequences move with it; ``settle`` puts them back where they stood.
+    """
+
+    def __init__(self, batch: Batch) -> None:
+        self._rows = [_RowWalk(sequence) for sequence in batch.sequences]
+        self._device = batch.device
+        self._forced_reserved = False
+        self.seconds = 0.0  # spent on masks so far
+
+    def drafted(self, row: int) -> int:
+        """How many tokens have been walked in this row."""
+        return len(self._rows[row].tokens)
+
+    def context(self, row: int) -> list[int]:
+        """The row's context with the drafted prefix behind it."""
+        return self._rows[row].sequence.context + self._rows[row].tokens
+
+    def is_open(self, row: int) -> bool:
+        """Whether a drafter may go on here.
+
+        False behind a token that ends the sequence or cannot be accepted, and at forced tokens once reserved.
+        """
+        return self._rows[row].is_open and not (self._forced_reserved and self.forced(row) is not None)
+
+    def reserve_forced(self) -> None:
+        """From now on forced tokens are drafted by the caller; the drafters it asks stop at them."""
+        self._forced_reserved = True
+
+    def mask(self, row: int) -> Tensor | None:
+        """``[V]`` bool: the tokens that are legal where the walk stands; None where all are."""
+        started = time.perf_counter()
+        mask = self._rows[row].mask()
+        self.seconds += time.perf_counter() - started
+        return mask
+
+    def forced(self, row: int) -> int | None:
+        """The only legal token where the walk stands; None where there is a choice."""
+        mask = self.mask(row)
+        return int(mask.nonzero()) if mask is not None and self._rows[row].is_forced(-1) else None
+
+    def advance(self, row: int, token: int) -> None:
+        """Walk on over a drafted token."""
+        started = time.perf_counter()
+        self._rows[row].advance(token)
+        self.seconds += time.perf_counter() - started
+
+    def stack(self, rows: Sequence[int]) -> Tensor | None:
+        """``[len(rows), 1, V]`` bool: the masks where the walk stands; None where all tokens are legal in all rows."""
+        return self._stacked([[self.mask(row)] for row in rows])
+
+    def masks(self, spans: Sequence[list[int]]) -> Tensor | None:
+        """``[B, K+1, V]`` bool: the mask before each drafted token and behind the last; None where all is legal.
+
+        Entries behind a token that cannot be accepted are all True: no token is ever drawn there.
+        """
+        for row, span in enumerate(spans):
+            for token in span[self.drafted(row) :]:
+                self.advance(row, token)
+            self.mask(row)
+        return self._stacked([row.masks for row in self._rows])
+
+    def choices(self, row: int) -> list[bool]:
+        """For each walked token, whether its mask left a choice."""
+        return [not self._rows[row].is_forced(k) for k in range(self.drafted(row))]
+
+    def settle(self) -> None:
+        """Put every matcher back to the start of the walk."""
+        for row in self._rows:
+            row.settle()
+
+    def _stacked(self, masks: Sequence[Sequence[Tensor | None]]) -> Tensor | None:
+        vocab_size = next((len(mask) for row in masks for mask in row if mask is not None), None)
+        if vocab_size is None:
+            return None
+        started = time.perf_counter()
+        stacked = torch.ones(len(masks), max(map(len, masks)), vocab_size, dtype=torch.bool)
+        for row, row_masks in enumerate(masks):
+            for k, mask in enumerate(row_masks):
+                if mask is not None:
+                    stacked[row, k] = mask
+        self.seconds += time.perf_counter() - started
+        return stacked.to(self._device)
+
+
+class _RowWalk:
+    """One row's walk: ``masks[k]`` was legal before ``tokens[k]``."""
+
+    def __init__(self, sequence: TokenSequence) -> None:
+        self.sequence = sequence
+        self.tokens: list[int] = []
+        self.masks: list[Tensor | None] = []
+        self.is_open = True
+        self._legal_counts: list[int | None] = []
+        self._matcher = sequence.matcher
+        self._advanced = 0  # how far the matcher stands from where it was
+
+    def mask(self) -> Tensor | None:
+        if len(self.masks) == len(self.tokens):
+            mask = self._legal()
+            self.masks.append(mask)
+            self._legal_counts.append(None if mask is None else int(mask.count_nonzero()))
+        return self.masks[len(self.tokens)]
+
+    def is_forced(self, k: int) -> bool:
+        return self._legal_counts[k] == 1
+
+    def advance(self, token: int) -> None:
+        mask = self.mask()
+        self.tokens.append(token)
+        if token in self.sequence.end_tokens or (mask is not None and not bool(mask[token])):
+            self.is_open = False
+        elif self.is_open and self._matcher is not None:
+            self._matcher.advance(token)
+            self._advanced += 1
+
+    def settle(self) -> None:
+        if self._matcher is not None and self._advanced:
+            self._matcher.rewind(self._advanced)
+            self._advanced = 0
+
+    def _legal(self) -> Tensor | None:
+        if self._matcher is None or not self.is_open:
+            return None
+        mask = self._matcher.allowed()
+        if self._matcher.is_complete():
+            if not bool(mask.any()):
+                self.is_open = False  # the grammar is over: the commit ends the sequence before this position
+                mask |= not self.sequence.end_tokens
+            mask[list(self.sequence.end_tokens)] = True
+        if not bool(mask.any()):
+            raise GrammarError("The grammar is not complete, yet no token of this vocabulary may come next.")
+        return mask

@@ -1,0 +1,106 @@
+"""Grammars by llguidance: JSON Schema and context-free grammars, a mask in tens of microseconds."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import llguidance
+import llguidance.hf
+import numpy as np
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+from agentspec.constraints import Grammar
+from agentspec.errors import GrammarError
+
+JSON_FORMAT: JsonCompileOptions = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+"""The separators of ``json.dumps`` and of chat templates: most structural tokens are then forced, and the next turn
+of a conversation renders to the same ids."""
+
+
+class Compiler:
+    """Compiles grammars for one tokenizer and keeps the compiled ones.
+
+    Args:
+        tokenizer: a fast tokenizer of transformers.
+        vocab_size: ids that the model's logits cover.
+
+    Raises:
+        GrammarError: for a tokenizer that llguidance cannot read.
+    """
+
+    def __init__(self, tokenizer: Any, vocab_size: int) -> None:
+        try:
+            self._tokenizer = llguidance.hf.from_tokenizer(tokenizer, n_vocab=vocab_size)
+        except ValueError as error:
+            raise GrammarError(
+                f"Grammars need a fast tokenizer that llguidance can read, got {type(tokenizer).__name__}: {error}"
+            ) from error
+        self._compiled = functools.lru_cache(maxsize=256)(self._compile)
+
+    def matcher(self, grammar: Grammar) -> LLGuidanceMatcher:
+        """A matcher at the start of ``grammar``."""
+        return LLGuidanceMatcher(self._compiled(grammar).deep_copy(), self._tokenizer)
+
+    def _compile(self, grammar: Grammar) -> llguidance.LLMatcher:
+        try:
+            source = (
+                llguidance.LLMatcher.grammar_from_json_schema(grammar.source, overrides=JSON_FORMAT)
+                if grammar.kind == "json_schema"
+                else llguidance.LLMatcher.grammar_from_lark(grammar.source)
+            )
+        except ValueError as error:
+            raise GrammarError(f"The {grammar.kind} grammar cannot be read: {error}") from error
+        matcher = llguidance.LLMatcher(self._tokenizer, source, log_level=0)
+        if matcher.is_error():
+            raise GrammarError(f"The {grammar.kind} grammar cannot be compiled: {_reason(matcher)}")
+        return matcher
+
+
+class LLGuidanceMatcher:
+    """A matcher over an ``LLMatcher``, whose errors are sticky states and not exceptions: here they are raised."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, tokenizer: llguidance.LLTokenizer) -> None:
+        self._matcher = matcher
+        self._tokenizer = tokenizer
+        self._packed = np.zeros((tokenizer.vocab_size + 31) // 32, dtype=np.int32)
+
+    def allowed(self) -> Tensor:
+        """``[V]`` bool: the tokens that may come next; none once the grammar has ended."""
+        vocab_size = self._tokenizer.vocab_size
+        if self._matcher.is_stopped():
+            self._check()
+            return torch.zeros(vocab_size, dtype=torch.bool)
+        self._matcher.unsafe_compute_mask_ptr(self._packed.ctypes.data, self._packed.nbytes)
+        self._check()
+        bits = np.unpackbits(self._packed.view(np.uint8), count=vocab_size, bitorder="little")
+        mask = torch.from_numpy(bits).bool()
+        mask[self._tokenizer.eos_tokens] = False
+        return mask
+
+    def advance(self, token: int) -> bool:
+        """Take one token; False, and no change, where it is not allowed."""
+        taken = self._matcher.try_consume_tokens([token]) == 1
+        self._check()
+        return taken
+
+    def rewind(self, count: int) -> None:
+        """Undo the last ``count`` advances."""
+        self._matcher.rollback(count)
+        self._check()
+
+    def is_complete(self) -> bool:
+        """Whether the text so far is a whole sentence of the grammar."""
+        return self._matcher.is_accepting()
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise GrammarError(f"The grammar engine failed: {_reason(self._matcher)}")
+
+
+def _reason(matcher: llguidance.LLMatcher) -> str:
+    return matcher.get_error().split("\n<state>")[0].strip()

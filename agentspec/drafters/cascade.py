@@ -1,0 +1,102 @@
+"""Several drafters, one draft: forced tokens, then the first drafter that has something to say, per position."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from agentspec.constraints import Walk
+from agentspec.drafters import Draft, Drafter
+from agentspec.sequence import Batch
+from agentspec.stats import FORCED
+
+
+class Cascade(Drafter):
+    """Chooses the drafter of every position from the context, drafted prefix included.
+
+    Where a grammar leaves one legal token, it is drafted without asking anyone and does not count against gamma: the
+    target must accept it. Elsewhere the drafters are asked in order, cheapest first.
+
+    Args:
+        drafters: in the order they are asked; may be empty.
+        max_forced: most forced tokens in one draft.
+    """
+
+    name = "cascade"
+
+    def __init__(self, drafters: Sequence[Drafter] = (), max_forced: int = 32) -> None:
+        self.drafters = tuple(drafters)
+        self.max_forced = max_forced
+
+    def propose(self, batch: Batch, gamma: Sequence[int], walk: Walk) -> Draft:
+        """Mixed blocks: forced tokens, a look-up span, model tokens, forced ones again."""
+        walk.reserve_forced()
+        rows = [_Row(batch.sequences[b].remaining - 1 if gamma[b] else 0, gamma[b]) for b in range(len(batch))]
+        while True:
+            for b, row in enumerate(rows):
+                self._force(b, row, walk)
+            if not any(self._ask(drafter, batch, rows, walk) for drafter in self.drafters):
+                break
+        return _assemble(rows, batch)
+
+    def prefill(self, contexts: Sequence[list[int]]) -> None:
+        """Let every drafter get ready."""
+        for drafter in self.drafters:
+            drafter.prefill(contexts)
+
+    def _force(self, b: int, row: _Row, walk: Walk) -> None:
+        while row.room and row.forced < self.max_forced and (token := walk.forced(b)) is not None:
+            row.add(token, FORCED, None)
+            walk.advance(b, token)
+
+    def _ask(self, drafter: Drafter, batch: Batch, rows: list[_Row], walk: Walk) -> bool:
+        """Let a drafter propose where a choice is left; whether it said anything."""
+        gamma = [min(row.gamma, row.room) if walk.is_open(b) else 0 for b, row in enumerate(rows)]
+        if not any(gamma):
+            return False
+        draft = drafter.propose(batch, gamma, walk)
+        for b, span in enumerate(draft.spans):
+            for k, token in enumerate(span):
+                rows[b].add(token, draft.sources[b][k], None if draft.q is None else draft.q[b, k])
+                rows[b].gamma -= 1
+        return any(draft.spans)
+
+
+class _Row:
+    """The draft of one row while it grows."""
+
+    def __init__(self, room: int, gamma: int) -> None:
+        self.room = room
+        self.gamma = gamma
+        self.forced = 0
+        self.tokens: list[int] = []
+        self.sources: list[str] = []
+        self.laws: list[Tensor | None] = []
+
+    def add(self, token: int, source: str, law: Tensor | None) -> None:
+        self.tokens.append(token)
+        self.sources.append(source)
+        self.laws.append(law)
+        self.room -= 1
+        self.forced += source == FORCED
+
+
+def _assemble(rows: list[_Row], batch: Batch) -> Draft:
+    tokens, sources = [row.tokens for row in rows], [row.sources for row in rows]
+    known = next((law for row in rows for law in row.laws if law is not None), None)
+    if known is None:
+        return Draft.of_spans(tokens, sources, batch.device)
+    q = known.new_zeros(len(rows), max(map(len, tokens)), len(known))
+    for b, row in enumerate(rows):
+        for k, law in enumerate(row.laws):
+            q[b, k] = _one_hot(row.tokens[k], like=known) if law is None else law
+    return Draft.of_spans(tokens, sources, batch.device, q)
+
+
+def _one_hot(token: int, like: Tensor) -> Tensor:
+    """``[V]``: the law of a token that is a function of its context."""
+    law = torch.zeros_like(like)
+    law[token] = 1
+    return law

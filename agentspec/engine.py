@@ -1,0 +1,276 @@
+"""The engine seam: requests in, completions or deltas out; and the engine of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import weakref
+from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from agentspec.constraints import Grammar, GrammarCompiler, compiler
+from agentspec.detokenizer import Detokenizer
+from agentspec.errors import ContextOverflowError, InvalidRequestError
+from agentspec.models import max_context
+from agentspec.sampling import DICE, Acceptance, SamplingParams, fresh_seed, sample_seed
+from agentspec.scheduler import Delta, Job, Scheduler
+from agentspec.sequence import FinishReason, Sequence, TokenLogprob
+from agentspec.speculative import SpeculativeDecoder
+from agentspec.stats import StepStats
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to decode: descriptions only, so that an engine elsewhere could serve it.
+
+    Args:
+        prompt: ids.
+        params: sampling settings and limits.
+        grammar: the language the text must be in.
+        n: number of samples.
+        gamma: tokens to draft per round, 0 for none; None for the decoder's own.
+        acceptance: None for the decoder's own.
+    """
+
+    prompt: SequenceOf[int]
+    params: SamplingParams = field(default_factory=SamplingParams)
+    grammar: Grammar | None = None
+    n: int = 1
+    gamma: int | None = None
+    acceptance: Acceptance | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prompt", tuple(self.prompt))
+        if self.n < 1:
+            raise InvalidRequestError(f"n is the number of samples, 1 or more; got {self.n}.")
+        if self.gamma is not None and self.gamma < 0:
+            raise InvalidRequestError(f"gamma is the number of tokens to draft, 0 or more; got {self.gamma}.")
+        if self.acceptance is not None and self.acceptance not in DICE:
+            raise InvalidRequestError(f"acceptance must be one of {sorted(DICE)}, got {self.acceptance!r}.")
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One finished sample.
+
+    Args:
+        index: of the sample.
+        tokens: emitted ids, the end token included.
+        text: their text, without end token and stop string; "" for an engine without a tokenizer.
+        finish_reason: why it ended.
+        logprobs: one per token; None where none were asked for.
+        stats: what the step took.
+    """
+
+    index: int
+    tokens: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason
+    logprobs: tuple[TokenLogprob, ...] | None
+    stats: StepStats
+
+
+class Engine(Protocol):
+    """Serves requests; several callers, threads and tasks may share one."""
+
+    def generate(self, requests: SequenceOf[Request]) -> list[list[Completion]]:
+        """Decode to the end; per request, its samples in order."""
+        ...
+
+    def stream(self, request: Request) -> Iterator[Delta]:
+        """Deltas as they settle. Closing the iterator cancels the request."""
+        ...
+
+    def astream(self, request: Request) -> AsyncIterator[Delta]:
+        """``stream`` for an event loop, which is never blocked."""
+        ...
+
+    def close(self) -> None:
+        """End the engine."""
+        ...
+
+
+class LocalEngine:
+    """An engine over a decoder in this process, with one worker thread that owns the models.
+
+    Args:
+        decoder: target, drafter and their defaults.
+        tokenizer: gives text, end tokens and grammars; None where only ids are asked for.
+        end_tokens: ids that end every sequence; None for the tokenizer's own.
+        max_running: most sequences that share a round.
+    """
+
+    def __init__(
+        self,
+        decoder: SpeculativeDecoder,
+        tokenizer: Any = None,
+        *,
+        end_tokens: Collection[int] | None = None,
+        max_running: int = 8,
+    ) -> None:
+        self.decoder = decoder
+        self.tokenizer = tokenizer
+        self._end_tokens = frozenset(_tokenizer_end_tokens(tokenizer) if end_tokens is None else end_tokens)
+        self._compiler: GrammarCompiler | None = None
+        self._scheduler = Scheduler(decoder, max_running)
+        self._finalizer = weakref.finalize(self, self._scheduler.close)
+
+    def generate(self, requests: SequenceOf[Request]) -> list[list[Completion]]:
+        """Decode all requests together; per request, its samples in order.
+
+        Raises:
+            InvalidRequestError: for a request that cannot be served; before any is started.
+            EngineClosedError: where the engine is closed.
+        """
+        prepared = [self._sequences(request) for request in requests]
+        boxes: list[queue.SimpleQueue[Delta | BaseException]] = [queue.SimpleQueue() for _ in requests]
+        jobs = [Job(sequences, box.put) for sequences, box in zip(prepared, boxes, strict=True)]
+        try:
+            for job in jobs:
+                self._scheduler.submit(job)
+            return [_collect(request, box) for request, box in zip(requests, boxes, strict=True)]
+        finally:
+            for job in jobs:
+                job.cancel()
+
+    def stream(self, request: Request) -> Iterator[Delta]:
+        """Deltas as they settle; of all samples, in the order they come. Closing the iterator cancels the request.
+
+        Raises:
+            InvalidRequestError: for a request that cannot be served; at the call, before any compute.
+        """
+        return self._stream(self._sequences(request))
+
+    def _stream(self, sequences: list[Sequence]) -> Iterator[Delta]:
+        box: queue.SimpleQueue[Delta | BaseException] = queue.SimpleQueue()
+        job = Job(sequences, box.put)
+        self._scheduler.submit(job)
+        try:
+            unfinished = len(sequences)
+            while unfinished:
+                delta = _unwrap(box.get())
+                unfinished -= delta.finish_reason is not None
+                yield delta
+        finally:
+            job.cancel()
+
+    def astream(self, request: Request) -> AsyncIterator[Delta]:
+        """``stream`` for an event loop, which is never blocked. Cancelling the task cancels the request."""
+        return self._astream(self._sequences(request))
+
+    async def _astream(self, sequences: list[Sequence]) -> AsyncIterator[Delta]:
+        loop, box = asyncio.get_running_loop(), asyncio.Queue[Delta | BaseException]()
+
+        def emit(item: Delta | BaseException) -> None:
+            loop.call_soon_threadsafe(box.put_nowait, item)
+
+        job = Job(sequences, emit)
+        self._scheduler.submit(job)
+        try:
+            unfinished = len(sequences)
+            while unfinished:
+                delta = _unwrap(await box.get())
+                unfinished -= delta.finish_reason is not None
+                yield delta
+        finally:
+            job.cancel()
+
+    def close(self) -> None:
+        """End the worker thread; requests on their way end with ``EngineClosedError``. May be called again."""
+        self._finalizer()
+
+    def check(self, request: Request) -> None:
+        """Find out whether a request can be served, without serving it.
+
+        Raises:
+            InvalidRequestError: where it cannot; says why.
+        """
+        self._sequences(request)
+
+    def _sequences(self, request: Request) -> list[Sequence]:
+        """The samples of a request, at their start. All that can be wrong with it is found here."""
+        params, prompt, vocab_size = request.params, list(request.prompt), self.decoder.target.vocab_size
+        if not prompt:
+            raise InvalidRequestError("The prompt is empty; a model needs at least one token to go on from.")
+        for name, ids in (("prompt", prompt), ("stop_token_ids", params.stop_token_ids)):
+            outside = [i for i in ids if not 0 <= i < vocab_size]
+            if outside:
+                raise InvalidRequestError(f"{name} holds ids outside the vocabulary of {vocab_size}: {outside[:5]}.")
+        if params.stop and self.tokenizer is None:
+            raise InvalidRequestError("Stop strings need an engine with a tokenizer; use stop_token_ids without one.")
+        limit = max_context(self.decoder.target)
+        if limit is not None and len(prompt) >= limit:
+            raise ContextOverflowError(
+                f"The prompt has {len(prompt)} tokens and leaves no room in the model's context of {limit}; shorten it."
+            )
+        seed = fresh_seed() if params.seed is None else params.seed
+        return [
+            Sequence(
+                prompt,
+                params,
+                matcher=self._grammars.matcher(request.grammar) if request.grammar else None,
+                end_tokens=self._end_tokens,
+                detokenizer=self._detokenizer(params),
+                seed=sample_seed(seed, index),
+                limit=None if limit is None else limit - len(prompt),
+                gamma=request.gamma,
+                acceptance=request.acceptance or self.decoder.acceptance,
+            )
+            for index in range(request.n)
+        ]
+
+    @property
+    def _grammars(self) -> GrammarCompiler:
+        if self.tokenizer is None:
+            raise InvalidRequestError("Grammars need an engine with a tokenizer.")
+        if self._compiler is None:
+            self._compiler = compiler(self.tokenizer, self.decoder.target.vocab_size)
+        return self._compiler
+
+    def _detokenizer(self, params: SamplingParams) -> Detokenizer | None:
+        if self.tokenizer is None:
+            return None
+
+        def decode(ids: list[int]) -> str:
+            text: str = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            return text
+
+        return Detokenizer(decode, skip=self._end_tokens | frozenset(params.stop_token_ids))
+
+
+def _tokenizer_end_tokens(tokenizer: Any) -> list[int]:
+    end = getattr(tokenizer, "eos_token_id", None)
+    return [] if end is None else [end]
+
+
+def _unwrap(item: Delta | BaseException) -> Delta:
+    if isinstance(item, BaseException):
+        raise item
+    return item
+
+
+def _collect(request: Request, box: queue.SimpleQueue[Delta | BaseException]) -> list[Completion]:
+    """Wait for all samples of a request."""
+    deltas: list[list[Delta]] = [[] for _ in range(request.n)]
+    unfinished = request.n
+    while unfinished:
+        delta = _unwrap(box.get())
+        deltas[delta.index].append(delta)
+        unfinished -= delta.finish_reason is not None
+    return [_completion(parts, request.params.logprobs is not None) for parts in deltas]
+
+
+def _completion(parts: list[Delta], with_logprobs: bool) -> Completion:
+    last = parts[-1]
+    if last.finish_reason is None or last.stats is None:
+        raise RuntimeError(f"The last delta of a sample must carry its finish reason and stats, got {last}.")
+    return Completion(
+        last.index,
+        tuple(token for part in parts for token in part.tokens),
+        "".join(part.text for part in parts),
+        last.finish_reason,
+        tuple(entry for part in parts for entry in part.logprobs) if with_logprobs else None,
+        last.stats,
+    )

@@ -1,0 +1,29 @@
+"""What can go wrong, by name. Each error says what was expected, what came, and what to do."""
+
+
+class AgentSpecError(Exception):
+    """Root of every error that agentspec raises on purpose."""
+
+
+class InvalidRequestError(AgentSpecError, ValueError):
+    """The request cannot be served as it stands; nothing was computed."""
+
+
+class ContextOverflowError(InvalidRequestError):
+    """Prompt plus requested tokens do not fit the model's context."""
+
+
+class GrammarError(InvalidRequestError):
+    """A grammar that cannot be compiled for this tokenizer."""
+
+
+class ModelLoadError(AgentSpecError, ValueError):
+    """A model that cannot be loaded, or whose state cannot be addressed by position."""
+
+
+class IncompatiblePairError(AgentSpecError, ValueError):
+    """Target and draft do not speak the same tokens."""
+
+
+class EngineClosedError(AgentSpecError, RuntimeError):
+    """The engine was closed; it takes no more requests."""

@@ -1,0 +1,150 @@
+"""Attention over KV rows of different lengths: which mask every layer needs, and the product without repeated K/V."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+from agentspec.errors import ModelLoadError
+
+GROUPED_SDPA = "agentspec_sdpa"
+"""Name under which ``grouped_sdpa`` is registered with transformers."""
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def grouped_sdpa(
+    module: nn.Module,
+    query: Tensor,  # [B, H, F, D]
+    key: Tensor,  # [B, H_kv, L, D]
+    value: Tensor,  # [B, H_kv, L, D_v]
+    attention_mask: Tensor | None,  # [B, 1, F, L]
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Scaled dot-product attention that reads K and V in place, where transformers' own repeats them per query head.
+
+    Returns ``[B, F, H, D_v]`` and no weights. Raises ``ValueError`` for terms that it does not compute.
+    """
+    if unknown := [name for name in ("softcap", "position_bias", "s_aux") if options.get(name) is not None]:
+        raise ValueError(f"{GROUPED_SDPA} does not compute {', '.join(unknown)}; use the model's eager attention")
+    if attention_mask is not None and query.device.type == "cuda":
+        # No fused CUDA kernel takes both a mask and grouped heads.
+        mixed = _folded_sdpa(query, key, value, attention_mask, dropout, scaling)
+    else:
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        mixed = scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=attention_mask,
+            dropout_p=dropout,
+            scale=scaling,
+            is_causal=causal and attention_mask is None and query.shape[2] > 1,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+    return mixed.transpose(1, 2).contiguous(), None
+
+
+def _folded_sdpa(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout: float, scaling: float | None
+) -> Tensor:
+    """The same product ``[B, H, F, D_v]`` with the query heads of one K/V head folded into further rows of a query."""
+    batch, heads, width, _ = query.shape
+    groups = heads // key.shape[1]
+    mixed = scaled_dot_product_attention(
+        query.reshape(batch, heads // groups, groups * width, -1),
+        key,
+        value,
+        attn_mask=mask.repeat(1, 1, groups, 1),
+        dropout_p=dropout,
+        scale=scaling,
+    )
+    return mixed.reshape(batch, heads, width, -1)
+
+
+AttentionInterface.register(GROUPED_SDPA, grouped_sdpa)
+# Only plain transformers calls on the same module build a mask from this; a CausalLM passes finished ones.
+AttentionMaskInterface.register(GROUPED_SDPA, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+
+
+def use_grouped_sdpa(model: PreTrainedModel) -> None:
+    """Switch ``model`` to ``grouped_sdpa``, or to eager attention where sdpa cannot compute what the model asks for.
+
+    A model whose attention cannot be exchanged keeps its own.
+    """
+    if not model._can_set_attn_implementation():
+        return
+    config = model.config.get_text_config()
+    softcapped = getattr(config, "attn_logit_softcapping", None) is not None
+    chosen_eager = model.config._attn_implementation == "eager"
+    able = bool(getattr(model, "_supports_sdpa", False)) and not softcapped
+    model.set_attn_implementation(GROUPED_SDPA if able and not chosen_eager else "eager")
+
+
+@dataclass(frozen=True)
+class LayerMasks:
+    """The masks that a model's layers need: one window (None: unbounded) per kind of layer."""
+
+    windows: Mapping[str, int | None]
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> LayerMasks:
+        """Read the kinds of layers from the config of ``model``.
+
+        Raises ``ModelLoadError`` for layers that keep anything but keys and values by position.
+        """
+        config = model.config.get_text_config()
+        window: int | None = getattr(config, "sliding_window", None)
+        # Without layer types a window holds for every layer (Mistral, Phi-3, Starcoder2).
+        kinds = getattr(config, "layer_types", None) or [FULL if window is None else SLIDING]
+        if strange := sorted(set(kinds) - {FULL, SLIDING}):
+            raise ModelLoadError(
+                f"{type(model).__name__}: layers of kind {', '.join(strange)} keep state that cannot be addressed by "
+                f"position; expected only {FULL} and {SLIDING}. Choose a model with plain attention layers"
+            )
+        if SLIDING in kinds and window is None:
+            raise ModelLoadError(f"{type(model).__name__}: {SLIDING} layers without a sliding_window in the config")
+        return cls({kind: window if kind == SLIDING else None for kind in sorted(set(kinds))})
+
+    def build(self, slots: Tensor, live: int, dtype: torch.dtype) -> Tensor | dict[str, Tensor]:
+        """Additive masks for queries at ``slots`` [B, F] over ``live`` keys: 0 where seen, else the dtype's minimum.
+
+        Returns one ``[B, 1, F, live]`` tensor for a model of one kind of layer, else a dict from kind to tensor,
+        which is what transformers' models of several kinds take. A query always sees itself, so no row is empty.
+        """
+        queries = slots[:, None, :, None]  # [B, 1, F, 1]
+        keys = torch.arange(live, device=slots.device)
+        hidden_value = torch.finfo(dtype).min
+        masks: dict[str, Tensor] = {}
+        for kind, window in self.windows.items():
+            hidden = keys > queries
+            if window is not None:
+                hidden |= keys <= queries - window
+            masks[kind] = torch.zeros(hidden.shape, dtype=dtype, device=slots.device).masked_fill_(hidden, hidden_value)
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+
+@contextmanager
+def narrow_window(model: PreTrainedModel, window: int) -> Iterator[None]:
+    """Let the sliding layers of ``model`` see ``window`` tokens for a while; nothing happens to a model without any."""
+    config = model.config.get_text_config()
+    original = getattr(config, "sliding_window", None)
+    if original is None:
+        yield
+        return
+    config.sliding_window = window
+    try:
+        yield
+    finally:
+        config.sliding_window = original

@@ -1,0 +1,304 @@
+"""A transformers causal language model behind the ``LanguageModel`` seam: whole contexts in, only the news computed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedModel
+
+from agentspec.errors import ContextOverflowError, InvalidRequestError, ModelLoadError
+from agentspec.models.attention import LayerMasks, narrow_window, use_grouped_sdpa
+from agentspec.models.kv_cache import RaggedKV
+from agentspec.models.loading import forward_keywords, load_module, longest_context, parse_dtype
+
+SHORT_FEED = 32
+"""Tokens up to which the feeds of several rows go padded through one forward; longer ones run row by row."""
+
+_CPU_BUDGET_BYTES = 4 << 30
+_PROBE_WINDOW = 5
+# Largest difference allowed in the probe, as a share of the largest score.
+_PROBE_TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+
+
+@dataclass(frozen=True)
+class _Feed:
+    """What the model still has to read of one context: ``tokens``, from slot ``start`` of KV row ``row`` on."""
+
+    context: int
+    row: int
+    start: int
+    tokens: list[int]
+    last: int
+
+    @property
+    def unasked(self) -> int:
+        """Leading tokens whose logits nobody wants."""
+        return len(self.tokens) - self.last
+
+
+class CausalLM:
+    """A decoder-only transformers model as a ``CachingModel``.
+
+    ``rows`` contexts are kept cached, within ``memory_budget_bytes`` of K and V (default: 4 GiB on CPU, half of the
+    free memory on CUDA); long contexts are read ``prefill_chunk`` tokens at a time. The module is put into evaluation
+    mode, its parameters stop requiring gradients, and its attention implementation may be switched.
+
+    Raises ``ModelLoadError`` for a model whose state cannot be addressed by position, or whose cached scores differ
+    from its uncached ones.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        rows: int = 8,
+        memory_budget_bytes: int | None = None,
+        prefill_chunk: int = 512,
+    ) -> None:
+        if rows < 1 or prefill_chunk < 1:
+            raise ValueError(f"rows and prefill_chunk must be at least 1, got {rows} and {prefill_chunk}")
+        self._cache_keyword, self._skips_logits = forward_keywords(model)
+        self._max_context = longest_context(model)
+        self._masks = LayerMasks.of(model)
+        embeddings: Any = model.get_input_embeddings()
+        self._vocab_size: int = embeddings.weight.shape[0]
+        self.model = model.eval().requires_grad_(False)
+        self.kv = RaggedKV(rows=2, max_slots=self._max_context + SHORT_FEED)
+        self.prefill_chunk = prefill_chunk
+        self.computed_tokens = 0
+        """Tokens fed to the model so far, padding not counted."""
+        self._probe()
+        budget = _default_budget(self.device) if memory_budget_bytes is None else memory_budget_bytes
+        self.kv.resize(rows=rows, budget_bytes=budget)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_path: str | os.PathLike[str],
+        *,
+        device: str | torch.device | None = None,
+        dtype: str | torch.dtype | None = None,
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+        gguf_file: str | None = None,
+        allow_pickle: bool = False,
+        rows: int = 8,
+        memory_budget_bytes: int | None = None,
+        prefill_chunk: int = 512,
+    ) -> CausalLM:
+        """Load a model from a directory or the hub: safetensors, or ``gguf_file`` within it.
+
+        ``device`` defaults to CUDA where there is one; ``dtype`` to float32 on CPU and bfloat16 elsewhere. Pickled
+        checkpoints and remote code are read only when asked for by ``allow_pickle`` and ``trust_remote_code``.
+
+        Raises ``ModelLoadError`` when there is no such model, weights are missing or pickled, or the model is refused.
+        """
+        target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        model = load_module(
+            os.fspath(name_or_path),
+            dtype=parse_dtype(dtype, target),
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+            gguf_file=gguf_file,
+            allow_pickle=allow_pickle,
+        )
+        torch.nn.Module.to(model, target)
+        return cls(model, rows=rows, memory_budget_bytes=memory_budget_bytes, prefill_chunk=prefill_chunk)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids V that a row of logits covers."""
+        return self._vocab_size
+
+    @property
+    def max_context(self) -> int:
+        """Longest context, in tokens, over which the model's positions mean the same at every length."""
+        return self._max_context
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model computes, and where logits are returned."""
+        device: torch.device = self.model.device
+        return device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Data type of the weights and of K and V."""
+        dtype: torch.dtype = self.model.dtype
+        return dtype
+
+    def cached_tokens(self, context: list[int]) -> int:
+        """Length of the longest prefix of ``context`` that some KV row holds."""
+        return self.kv.longest_prefix(context)[1]
+
+    def next_logits(self, contexts: Sequence[list[int]], last: Sequence[int]) -> Tensor:
+        """Logits after each of the final ``last[b]`` tokens of ``contexts[b]``: ``[B, max(last), V]``, float32.
+
+        Row b's first ``last[b]`` entries are meant, the rest is zero. Equal contexts are computed once, and contexts
+        beyond the number of KV rows are served in turns.
+
+        Raises, before anything is computed, ``ContextOverflowError`` for a context beyond ``max_context`` and
+        ``InvalidRequestError`` for empty contexts, unknown ids, a ``last`` outside ``0 .. len(context)``, or a context
+        whose K and V exceed the memory budget.
+        """
+        self._validate(contexts, last)
+        if not contexts:
+            return torch.empty(0, 0, self.vocab_size, device=self.device)
+        first_seen: dict[tuple[int, ...], int] = {}
+        twins = [first_seen.setdefault(tuple(context), index) for index, context in enumerate(contexts)]
+        asked = dict.fromkeys(first_seen.values(), 0)
+        for twin, count in zip(twins, last, strict=True):
+            asked[twin] = max(asked[twin], count)
+
+        rows = self.kv.reserve(len(asked), max(map(len, contexts)) + SHORT_FEED)
+        # The longest match goes first, so that a context keeps its own row and newcomers fork from it.
+        order = sorted(asked, key=lambda index: -self.cached_tokens(contexts[index]))
+        tails: dict[int, Tensor] = {}  # context -> [asked, V]
+        for begin in range(0, len(order), rows):
+            tails |= self._serve({index: contexts[index] for index in order[begin : begin + rows]}, asked)
+        # Outside inference mode, so that callers get ordinary tensors.
+        kept = [tails[twin][asked[twin] - count :] for twin, count in zip(twins, last, strict=True)]
+        return pad_sequence(kept, batch_first=True)
+
+    def _validate(self, contexts: Sequence[list[int]], last: Sequence[int]) -> None:
+        if len(contexts) != len(last):
+            raise InvalidRequestError(f"expected one `last` per context, got {len(last)} for {len(contexts)} contexts")
+        for index, (context, count) in enumerate(zip(contexts, last, strict=True)):
+            if not context:
+                raise InvalidRequestError(f"context {index} is empty; expected at least one token to continue from")
+            if len(context) > self.max_context:
+                raise ContextOverflowError(
+                    f"context {index} has {len(context)} tokens, the model's positions reach {self.max_context}; "
+                    "shorten the prompt or ask for fewer new tokens"
+                )
+            if min(context) < 0 or max(context) >= self.vocab_size:
+                stray = next(token for token in context if not 0 <= token < self.vocab_size)
+                raise InvalidRequestError(
+                    f"context {index} holds the id {stray}, expected 0 to {self.vocab_size - 1}; "
+                    "was it encoded with this model's tokenizer?"
+                )
+            if not 0 <= count <= len(context):
+                raise InvalidRequestError(
+                    f"last[{index}] is {count}, expected 0 to {len(context)}, the length of its context"
+                )
+
+    @torch.inference_mode()
+    def _serve(self, contexts: dict[int, list[int]], asked: dict[int, int]) -> dict[int, Tensor]:
+        """Compute the ``asked`` tails of no more ``contexts`` than there are KV rows: ``{index: [asked, V]}``."""
+        tails: dict[int, Tensor] = {}
+        short: list[_Feed] = []
+        try:
+            for index, context in contexts.items():
+                row, start = self.kv.claim(context, limit=len(context) - asked[index])
+                feed = _Feed(index, row, start, context[start:], asked[index])
+                if len(feed.tokens) > SHORT_FEED:
+                    tails[index] = self._read_long(feed)
+                else:
+                    short.append(feed)
+            tails |= self._read_short(sorted(short, key=lambda feed: feed.row))
+        finally:
+            self.kv.release()
+        return tails
+
+    def _read_long(self, feed: _Feed) -> Tensor:
+        """Read one long feed in chunks; returns its asked logits ``[last, V]``."""
+        kept = [self._no_logits()]
+        for offset in range(0, len(feed.tokens), self.prefill_chunk):
+            tokens = feed.tokens[offset : offset + self.prefill_chunk]
+            wanted = min(len(tokens), max(0, offset + len(tokens) - feed.unasked))
+            logits = self._forward([_Feed(feed.context, feed.row, feed.start + offset, tokens, wanted)])  # [1, kept, V]
+            kept.append(logits[0, logits.shape[1] - wanted :].float())
+        return torch.cat(kept)
+
+    def _read_short(self, feeds: list[_Feed]) -> dict[int, Tensor]:
+        """Read short feeds of ascending rows in one forward: ``{context: [last, V]}``."""
+        tails = {feed.context: self._no_logits() for feed in feeds}
+        feeds = [feed for feed in feeds if feed.tokens]
+        if feeds:
+            logits = self._forward(feeds)  # [B, kept, V]
+            dropped = max(len(feed.tokens) for feed in feeds) - logits.shape[1]
+            for feed, scores in zip(feeds, logits, strict=True):
+                if feed.last:
+                    tails[feed.context] = scores[feed.unasked - dropped : len(feed.tokens) - dropped].float()
+        return tails
+
+    def _forward(self, feeds: list[_Feed]) -> Tensor:
+        """One pass over right-padded feeds of ascending rows: logits of the block's last columns ``[B, kept, V]``."""
+        width = max(len(feed.tokens) for feed in feeds)
+        keep = width - min((feed.unasked for feed in feeds if feed.last), default=width - 1)
+        ids = torch.tensor([feed.tokens + [0] * (width - len(feed.tokens)) for feed in feeds], device=self.device)
+        bounds = torch.tensor([[feed.start, feed.start + len(feed.tokens) - 1] for feed in feeds], device=self.device)
+        slots = bounds[:, :1] + torch.arange(width, device=self.device)  # [B, width]
+        rows, starts = [feed.row for feed in feeds], [feed.start for feed in feeds]
+        with self.kv.writing(rows, starts, width, slots) as live:
+            output = self.model(
+                input_ids=ids,
+                attention_mask=self._masks.build(slots, live, self.dtype),
+                # Padding repeats its row's last position: one further on may not exist.
+                position_ids=torch.minimum(slots, bounds[:, 1:]),
+                use_cache=True,
+                **{self._cache_keyword: self.kv},
+                **({"logits_to_keep": keep} if self._skips_logits else {}),
+            )
+        for feed in feeds:
+            self.kv.record(feed.row, feed.tokens)
+            self.computed_tokens += len(feed.tokens)
+        logits: Tensor = output.logits[:, -keep:]
+        return logits
+
+    def _no_logits(self) -> Tensor:
+        return torch.empty(0, self.vocab_size, device=self.device)
+
+    def _probe(self) -> None:
+        """Refuse a model whose scores from ragged cached blocks differ from those of plain uncached forwards.
+
+        The reference runs with the module's own attention and masks. Windows are narrowed meanwhile, so that a few
+        tokens reach beyond them. Leaves the cache filled and the module on the attention that it will keep.
+        """
+        dice = torch.Generator().manual_seed(0)
+        length = min(19, self.max_context)
+        left, right = torch.randint(self.vocab_size, (2, length), generator=dice).tolist()
+        kind = type(self.model).__name__
+        try:
+            with narrow_window(self.model, _PROBE_WINDOW):
+                self._masks = LayerMasks.of(self.model)
+                expected = [self._uncached(left), self._uncached(right)]
+                use_grouped_sdpa(self.model)
+                self.next_logits([left[:2], right[: length // 2]], [0, 0])
+                # A draft that will be rejected, then blocks of different length at different positions.
+                self.next_logits([[*left[:3], *right[:4]], right[: length // 2 + 1]], [1, 1])
+                found = self.next_logits([left, right[:-1]], [length - 3, 3])
+            self._masks = LayerMasks.of(self.model)
+        except (ModelLoadError, MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise ModelLoadError(f"{kind} could not finish a short forward from a ragged cache: {error}") from error
+        pairs = [(found[0], expected[0][3:]), (found[1, :3], expected[1][-4:-1])]
+        off = max(float((ours - theirs).abs().max() / theirs.abs().max()) for ours, theirs in pairs)
+        tolerance = _PROBE_TOLERANCE.get(self.dtype, 5e-2)
+        if not off <= tolerance:  # also refuses NaN
+            raise ModelLoadError(
+                f"{kind}: cached scores differ from uncached ones by {off:.1e} of the largest score, expected at most "
+                f"{tolerance:.0e}; its attention cannot be addressed by position, choose another model"
+            )
+        self.computed_tokens = 0
+
+    @torch.inference_mode()
+    def _uncached(self, context: list[int]) -> Tensor:
+        """All logits of one context by a plain forward ``[len(context), V]``."""
+        output = self.model(input_ids=torch.tensor([context], device=self.device), use_cache=False)
+        logits: Tensor = output.logits[0].float()
+        return logits
+
+
+def _default_budget(device: torch.device) -> int:
+    if device.type != "cuda":
+        return _CPU_BUDGET_BYTES
+    free, _ = torch.cuda.mem_get_info(device)
+    return free // 2

@@ -1,0 +1,240 @@
+"""The one definition of p and of q, and the randomness that draws from them.
+
+``warp`` turns logits into the law a token is drawn from; the target's p and the draft's q both come from it. A
+``Dice`` is the randomness of one batch: counter-based, keyed by (seed, position, role), so that a row never depends
+on its neighbours and nothing has to be remembered between rounds.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from agentspec.errors import InvalidRequestError
+
+MASK_64 = (1 << 64) - 1
+GOLDEN = 0x9E3779B97F4A7C15
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the tokens of one request are drawn, and when it ends.
+
+    Args:
+        temperature: divides the scores; 0 is greedy.
+        top_p: keep the most probable tokens whose mass reaches this; 1 keeps all.
+        top_k: keep this many most probable tokens (and ties of the last); 0 keeps all.
+        min_p: keep tokens at least this share as probable as the best; 0 keeps all.
+        seed: same seed, same draws; None draws a fresh one per request.
+        max_tokens: the most tokens to emit, an end token counted.
+        stop: strings that end the text; they are not part of it.
+        stop_token_ids: ids that end the sequence beside the tokenizer's own end tokens; emitted in ``tokens``, not in
+            ``text``.
+        logprobs: None for none, else how many alternatives to report beside each emitted token.
+
+    Raises:
+        InvalidRequestError: for a value outside its range.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    max_tokens: int = 256
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        rules: tuple[tuple[str, bool, str], ...] = (
+            ("temperature", math.isfinite(self.temperature) and self.temperature >= 0, "a finite number >= 0"),
+            ("top_p", 0 < self.top_p <= 1, "in (0, 1]"),
+            ("top_k", self.top_k >= 0, "an integer >= 0 (0 keeps all)"),
+            ("min_p", 0 <= self.min_p <= 1, "in [0, 1]"),
+            ("max_tokens", self.max_tokens >= 1, "an integer >= 1"),
+            ("stop", all(isinstance(s, str) and s for s in self.stop), "non-empty strings"),
+            ("stop_token_ids", all(i >= 0 for i in self.stop_token_ids), "ids >= 0"),
+            ("logprobs", self.logprobs is None or self.logprobs >= 0, "None or an integer >= 0"),
+        )
+        for name, holds, expected in rules:
+            if not holds:
+                raise InvalidRequestError(f"{name} must be {expected}, got {getattr(self, name)!r}.")
+
+
+def warp(logits: Tensor, params: Sequence[SamplingParams], mask: Tensor | None = None) -> Tensor:
+    """The law a token is drawn from, given its scores. The order of the steps is part of the contract.
+
+    Grammar mask first (or top-k could leave no legal token), then temperature, top-k, top-p, min-p.
+
+    Args:
+        logits: ``[B, K, V]`` scores.
+        params: one per row.
+        mask: ``[B, K, V]`` bool, True where a token is legal; None where every token is.
+
+    Returns:
+        ``[B, K, V]`` probabilities, float32 or wider; greedy rows are one-hot.
+    """
+    scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf)
+    scores = _apply_temperature(scores, [p.temperature for p in params])
+    for keep, values, neutral in (
+        (_keep_top_k, [p.top_k for p in params], 0),
+        (_keep_top_p, [p.top_p for p in params], 1.0),
+        (_keep_min_p, [p.min_p for p in params], 0.0),
+    ):
+        rows = [b for b, value in enumerate(values) if value != neutral]
+        if rows:
+            setting = scores.new_tensor([values[b] for b in rows]).view(-1, 1, 1)
+            scores = scores.index_copy(0, _index(rows, scores), keep(scores[rows], setting))
+    return scores.softmax(-1)
+
+
+def _index(rows: list[int], like: Tensor) -> Tensor:
+    return torch.tensor(rows, device=like.device)
+
+
+def _apply_temperature(scores: Tensor, temperatures: list[float]) -> Tensor:
+    """Scores over temperature; in the limit 0 all mass lies on the first best token."""
+    greedy = scores.new_tensor([t == 0 for t in temperatures], dtype=torch.bool).view(-1, 1, 1)
+    divisor = scores.new_tensor([t or 1.0 for t in temperatures]).view(-1, 1, 1)
+    if not any(t == 0 for t in temperatures):
+        return scores / divisor
+    best = torch.full_like(scores, -math.inf).scatter(-1, scores.argmax(-1, keepdim=True), 0.0)
+    return torch.where(greedy, best, scores / divisor)
+
+
+# Each keep-function cuts by value, not by rank: tied tokens share one fate, whatever order a sort would give them.
+
+
+def _keep_top_k(scores: Tensor, k: Tensor) -> Tensor:
+    k = k.long().clamp(max=scores.shape[-1])
+    best = scores.topk(int(k.max()), dim=-1).values
+    threshold = best.gather(-1, (k - 1).expand(-1, scores.shape[1], 1))
+    return scores.masked_fill(scores < threshold, -math.inf)
+
+
+def _keep_top_p(scores: Tensor, top_p: Tensor) -> Tensor:
+    p = scores.softmax(-1)
+    head = p.topk(min(512, p.shape[-1]), dim=-1).values
+    if bool((head.sum(-1, keepdim=True) < top_p).any()):
+        head = p.sort(dim=-1, descending=True).values
+    before = head.cumsum(-1) - head
+    kept = (before < top_p).sum(-1, keepdim=True).clamp(min=1)
+    return scores.masked_fill(p < head.gather(-1, kept - 1), -math.inf)
+
+
+def _keep_min_p(scores: Tensor, min_p: Tensor) -> Tensor:
+    best = scores.max(-1, keepdim=True).values
+    return scores.masked_fill(scores < best + min_p.log(), -math.inf)
+
+
+class Role(IntEnum):
+    """What a random number is for. Numbers of different roles at one position are independent."""
+
+    DRAFT = 0
+    ACCEPT = 1
+    TARGET = 2
+
+
+class Dice:
+    """Independent uniforms for a batch of sequences, keyed by (seed, position, role).
+
+    Rejected positions are drawn again in a later round with the same key. That is sound: what a round commits
+    depends only on the numbers of positions up to the last committed one, never on those behind it.
+
+    Args:
+        seeds: one per row.
+        positions: index, among the emitted tokens, of the token that each row decides next.
+    """
+
+    def __init__(self, seeds: Sequence[int], positions: Sequence[int], device: torch.device | str = "cpu") -> None:
+        self._seeds = _mix(torch.tensor([_signed(s) for s in seeds], device=device))
+        self._positions = torch.tensor(list(positions), device=device)
+
+    def uniform(self, role: Role, offsets: Tensor, edges: Tensor | None = None) -> Tensor:
+        """Uniforms in [0, 1), float64, of the shape of ``offsets`` (``[B]`` or ``[B, K]``, counted from the position).
+
+        ``edges`` are the values at which the caller's decision changes (``[..., E]`` or of the shape of ``offsets``).
+        They change nothing here; a dice that enumerates branches splits the unit interval at them.
+        """
+        return (_logical_shift(self._hash(role, offsets), 11)).double() * 2.0**-53
+
+    def draw(self, law: Tensor, role: Role, offsets: Tensor) -> Tensor:
+        """One token per row from ``law`` (``[B, V]``, any positive mass) by inverting its cumulative sum; ``[B]``."""
+        cumulative = law.double().cumsum(-1)
+        cumulative = (
+            cumulative / cumulative[:, -1:]
+        )  # ends at exactly 1, above every u: a token without mass is not hit
+        u = self.uniform(role, offsets, edges=cumulative)
+        return torch.searchsorted(cumulative, u[:, None], right=True)[:, 0]
+
+    def select(self, rows: list[int]) -> Dice:
+        """The dice of some of the rows."""
+        chosen = object.__new__(type(self))
+        chosen._seeds, chosen._positions = self._seeds[rows], self._positions[rows]
+        return chosen
+
+    def _hash(self, role: int, offsets: Tensor) -> Tensor:
+        shape = (-1,) + (1,) * (offsets.dim() - 1)
+        position = self._positions.view(shape) + offsets.to(self._positions.device)
+        return _mix(_mix(self._seeds.view(shape) + _signed(GOLDEN) * (position + 1)) + role)
+
+
+class CoupledDice(Dice):
+    """Draws in which draft and target share their noise: the winner of a race of exponential clocks.
+
+    The token is ``argmin noise / law`` with noise a pure function of (seed, position, token id), whatever the role.
+    Its law is ``law``; and where q is near p, both races have the same winner (Gumbel coupling).
+    """
+
+    def draw(self, law: Tensor, role: Role, offsets: Tensor) -> Tensor:
+        """One token per row of ``law`` (``[B, V]`` with offsets ``[B]``, or ``[B, K, V]`` with ``[B, K]``)."""
+        tokens = torch.arange(1, law.shape[-1] + 1, device=law.device) * _signed(GOLDEN)
+        hashed = _mix(self._hash(Role.TARGET, offsets)[..., None] + tokens)
+        # 52 bits and a half keep the uniform inside (0, 1): no clock shows 0, so no token of no mass can win.
+        noise = -((_logical_shift(hashed, 12).double() + 0.5) * 2.0**-52).log()
+        return (noise / law.double()).argmin(-1)
+
+
+def fresh_seed() -> int:
+    """A seed for a request that names none."""
+    return secrets.randbits(64)
+
+
+def sample_seed(seed: int, index: int) -> int:
+    """The seed of sample ``index`` of a request: sample 0 has the request's own, so n=1 equals a single call."""
+    return seed if index == 0 else int(_mix(torch.tensor(_signed(seed + index * GOLDEN)))) & MASK_64
+
+
+def _signed(value: int) -> int:
+    """A number modulo 2**64 as a two's-complement int64."""
+    value &= MASK_64
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _logical_shift(x: Tensor, bits: int) -> Tensor:
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014) on int64, which wraps like uint64."""
+    x = (x ^ _logical_shift(x, 30)) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ _logical_shift(x, 27)) * _signed(0x94D049BB133111EB)
+    return x ^ _logical_shift(x, 31)
+
+
+Acceptance = Literal["rejection", "coupled"]
+"""The rule by which drafted tokens are accepted; each has its own way to draw."""
+
+DICE: dict[Acceptance, type[Dice]] = {"rejection": Dice, "coupled": CoupledDice}

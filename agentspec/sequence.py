@@ -1,0 +1,256 @@
+"""Who owns the truth: the tokens of one sequence, and the one place where a block of them is committed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from agentspec.detokenizer import Detokenizer, overlap
+from agentspec.sampling import DICE, Acceptance, Dice, SamplingParams, fresh_seed
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+class Matcher(Protocol):
+    """The state of a grammar after some tokens. End tokens are not its business."""
+
+    def allowed(self) -> Tensor:
+        """``[V]`` bool on the CPU: the tokens that may come next. The caller may change the tensor."""
+        ...
+
+    def advance(self, token: int) -> bool:
+        """Take one token; False, and no change, where it is not allowed."""
+        ...
+
+    def rewind(self, count: int) -> None:
+        """Undo the last ``count`` advances."""
+        ...
+
+    def is_complete(self) -> bool:
+        """Whether the text so far is a whole sentence of the grammar."""
+        ...
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """Log-probability of an emitted token under the law it was drawn from, and of the likeliest alternatives."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Sequence:
+    """One sample of one request: its prompt, tokens, grammar state and finish reason.
+
+    Everything else that is known about it (KV rows, draft state) is derived and may be lost.
+
+    Args:
+        prompt: ids before the first emitted token.
+        params: sampling settings.
+        matcher: grammar state, owned by this sequence; None where every token is legal.
+        end_tokens: ids that end the sequence.
+        detokenizer: gives the text; None where none is asked for.
+        seed: of this sample; None draws one.
+        limit: most tokens to emit, where the context ends before ``params.max_tokens``.
+        gamma: tokens to draft per round, None for the decoder's own choice.
+        acceptance: rule by which its drafted tokens are accepted.
+    """
+
+    def __init__(
+        self,
+        prompt: SequenceOf[int],
+        params: SamplingParams | None = None,
+        *,
+        matcher: Matcher | None = None,
+        end_tokens: Collection[int] = frozenset(),
+        detokenizer: Detokenizer | None = None,
+        seed: int | None = None,
+        limit: int | None = None,
+        gamma: int | None = None,
+        acceptance: Acceptance = "rejection",
+    ) -> None:
+        self.params = params or SamplingParams()
+        self.matcher = matcher
+        self.end_tokens = frozenset(end_tokens) | frozenset(self.params.stop_token_ids)
+        self.limit = self.params.max_tokens if limit is None else min(limit, self.params.max_tokens)
+        self.gamma = gamma
+        self.acceptance: Acceptance = acceptance
+        self.seed = fresh_seed() if seed is None else seed
+        self.context = list(prompt)
+        self.prompt_length = len(self.context)
+        self.logprobs: list[TokenLogprob] = []
+        self.finish_reason: FinishReason | None = None
+        self._detokenizer = detokenizer
+        self._text_ends: list[int | None] = []  # length of the text after each token; None inside a character
+        self._searched = 0  # length of the text known to hold no stop string
+        self._cut: int | None = None  # where a stop string begins in the text
+
+    @property
+    def tokens(self) -> list[int]:
+        """The emitted ids, the end token included."""
+        return self.context[self.prompt_length :]
+
+    @property
+    def length(self) -> int:
+        """Number of emitted tokens."""
+        return len(self.context) - self.prompt_length
+
+    @property
+    def text(self) -> str:
+        """The text so far; once finished, exactly the text of the emitted tokens before the end."""
+        return self._detokenizer.text[: self._cut] if self._detokenizer else ""
+
+    @property
+    def detokenize_seconds(self) -> float:
+        """Seconds spent so far on the text."""
+        return self._detokenizer.seconds if self._detokenizer else 0.0
+
+    @property
+    def settled_text(self) -> str:
+        """The text that no later token can take back: without what may become a stop string."""
+        text = self.text
+        if self.finish_reason is not None:
+            return text
+        open_stop = max((overlap(text, stop) for stop in self.params.stop), default=0)
+        return text[: len(text) - open_stop]
+
+    @property
+    def settled_length(self) -> int:
+        """Emitted tokens that no later token can take back, their text being whole and settled."""
+        if self._detokenizer is None or self.finish_reason is not None:
+            return self.length
+        length = len(self.settled_text)
+        settled = (i for i, end in reversed(list(enumerate(self._text_ends, 1))) if end is not None and end <= length)
+        return next(settled, 0)
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still be emitted."""
+        return self.limit - self.length
+
+    def extend(self, block: list[int]) -> int:
+        """Commit the tokens of a block up to the first boundary in it; how many were taken.
+
+        The earliest boundary wins; at one position a stop string goes before an end token, the end of the grammar
+        and the limit.
+        """
+        for count, token in enumerate(block, 1):
+            self.context.append(token)
+            if self.matcher is not None and token not in self.end_tokens:
+                self.matcher.advance(token)
+            if self._detokenizer is not None:
+                self._detokenizer.push(token)
+                self._text_ends.append(None if self._detokenizer.is_pending else len(self._detokenizer.text))
+            reason = self._boundary(token)
+            if reason is not None:
+                self.finish(reason)
+                return count
+        return len(block)
+
+    def finish(self, reason: FinishReason) -> None:
+        """End the sequence here; a stop string and the tokens wholly inside it are taken off."""
+        self.finish_reason = reason
+        if self._detokenizer is not None:
+            self._detokenizer.flush()
+        if self._cut is not None:
+            ends = enumerate([0, *self._text_ends])
+            kept = next((i for i, end in ends if end is not None and end >= self._cut), self.length)
+            del self.context[self.prompt_length + kept :]
+
+    def _boundary(self, token: int) -> FinishReason | None:
+        if self._stop_string_found() or token in self.end_tokens or self._grammar_is_over():
+            return FinishReason.STOP
+        return FinishReason.LENGTH if self.length >= self.limit else None
+
+    def _stop_string_found(self) -> bool:
+        if not self.params.stop or self._detokenizer is None:
+            return False
+        text = self._detokenizer.text
+        found = [text.find(stop, max(0, self._searched - len(stop) + 1)) for stop in self.params.stop]
+        self._searched = len(text)
+        self._cut = min((at for at in found if at >= 0), default=None)
+        return self._cut is not None
+
+    def _grammar_is_over(self) -> bool:
+        return self.matcher is not None and self.matcher.is_complete() and not bool(self.matcher.allowed().any())
+
+
+class Batch:
+    """Sequences that share a round, with the randomness of their next positions.
+
+    Args:
+        sequences: unfinished, all of one acceptance rule.
+        device: where the round's tensors live.
+        dice: the randomness; by default that of the sequences' seeds and rule.
+    """
+
+    def __init__(
+        self, sequences: SequenceOf[Sequence], device: torch.device | str = "cpu", dice: Dice | None = None
+    ) -> None:
+        self.sequences = list(sequences)
+        self.acceptance: Acceptance = self.sequences[0].acceptance
+        if any(s.acceptance != self.acceptance for s in self.sequences):
+            raise ValueError("The sequences of a batch must share one acceptance rule; got both.")
+        self.params = [s.params for s in self.sequences]
+        self.device = device
+        self.dice = dice or DICE[self.acceptance](
+            [s.seed for s in self.sequences], [s.length for s in self.sequences], device
+        )
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def contexts(self, spans: SequenceOf[list[int]]) -> list[list[int]]:
+        """The whole context of every row, its drafted span behind it."""
+        return [s.context + span for s, span in zip(self.sequences, spans, strict=True)]
+
+    @property
+    def detokenize_seconds(self) -> float:
+        """Seconds spent so far on the text of the batch's sequences."""
+        return sum(s.detokenize_seconds for s in self.sequences)
+
+    def commit(self, blocks: SequenceOf[list[int]], laws: Tensor) -> list[int]:
+        """Extend every sequence by its block; how many tokens each took.
+
+        Args:
+            blocks: accepted tokens and the recovered or bonus token, per row.
+            laws: ``[B, K+1, V]``, the p that each position of the block was drawn from.
+        """
+        return [
+            _commit_row(sequence, block, laws[b])
+            for b, (sequence, block) in enumerate(zip(self.sequences, blocks, strict=True))
+        ]
+
+
+def _commit_row(sequence: Sequence, block: list[int], laws: Tensor) -> int:
+    taken = sequence.extend(block)
+    if sequence.params.logprobs is not None:
+        sequence.logprobs += _logprobs(block[:taken], laws[:taken], sequence.params.logprobs)
+        del sequence.logprobs[sequence.length :]
+    return taken
+
+
+def _logprobs(tokens: list[int], laws: Tensor, alternatives: int) -> list[TokenLogprob]:
+    logs = laws.log()  # [T, V]
+    chosen = logs.gather(-1, torch.tensor(tokens, device=logs.device)[:, None])[:, 0].tolist()
+    values, ids = logs.topk(min(alternatives, logs.shape[-1]), dim=-1)
+    tops = [
+        tuple((i, v) for i, v in zip(row_ids, row, strict=True) if v > float("-inf"))
+        for row_ids, row in zip(ids.tolist(), values.tolist(), strict=True)
+    ]
+    return [TokenLogprob(t, v, top) for t, v, top in zip(tokens, chosen, tops, strict=True)]

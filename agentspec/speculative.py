@@ -1,0 +1,141 @@
+"""Speculative decoding (Leviathan, Kalman, Matias 2022, arXiv 2211.17192). Start here.
+
+A round drafts gamma tokens from q, asks the target for p at all of them in one pass, and keeps a prefix of the draft
+and one token more, so that what is emitted has the law p. Greedy, look-up, constrained, bonus and ragged rows are not
+cases of it: greedy is a one-hot p, a looked-up token a one-hot q, a constraint a mask inside ``warp``, and past its
+draft a row has q = 0, for which the bonus token *is* the token drawn from the residual.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from agentspec.constraints import Walk
+from agentspec.draft_length import DraftLength, Fixed
+from agentspec.drafters import Draft, Drafter, NoDrafter
+from agentspec.models import LanguageModel
+from agentspec.sampling import DICE, Acceptance, Dice, Role, warp
+from agentspec.sequence import Batch
+from agentspec.stats import FORCED, Laps, RoundStats, RowStats
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Per row ``[B]``: how many drafted tokens are accepted, and the recovered or bonus token behind them."""
+
+    accepted: Tensor
+    token: Tensor
+
+
+def verify(p: Tensor, draft: Draft, dice: Dice) -> Verdict:
+    """Algorithm 1 of the paper from the target's pass on: accept x_i with probability min(1, p(x_i) / q(x_i)).
+
+    Args:
+        p: ``[B, K+1, V]``, the target's law at every drafted position and behind the last.
+        draft: the drafted tokens and the q they were drawn from.
+    """
+    rows, offsets = torch.arange(len(p), device=p.device), torch.arange(p.shape[1] - 1, device=p.device)
+    p_of_tokens = p[:, :-1].gather(-1, draft.tokens[..., None])[..., 0]
+    ratio = (p_of_tokens / draft.q_of_tokens()).double() * draft.drafted  # [B, K]; 0 past the draft
+
+    r = dice.uniform(Role.ACCEPT, offsets.expand_as(ratio), edges=ratio)
+    n = (r < ratio).long().cumprod(-1).sum(-1)  # [B]; strict, for r can be 0 and an illegal token has ratio 0
+
+    p_n = p[rows, n]
+    residual = (p_n - draft.q_at(n, like=p_n)).clamp(min=0)
+    empty = residual.sum(-1, keepdim=True) == 0  # p = q up to rounding, so a rejection was rounding too
+    return Verdict(n, dice.draw(torch.where(empty, p_n, residual), Role.TARGET, n))
+
+
+def verify_coupled(p: Tensor, draft: Draft, dice: Dice) -> Verdict:
+    """The target draws each position with the draft's own noise; drafted tokens stand while they are the same.
+
+    The text is the target's alone: whatever the draft, gamma or batch, a seed gives the tokens of plain decoding.
+    """
+    rows, offsets = torch.arange(len(p), device=p.device), torch.arange(p.shape[1], device=p.device)
+    drawn = dice.draw(p, Role.TARGET, offsets.expand(p.shape[:2]))  # [B, K+1]
+    n = ((draft.tokens == drawn[:, :-1]) & draft.drafted).long().cumprod(-1).sum(-1)
+    return Verdict(n, drawn[rows, n])
+
+
+VERIFY: dict[Acceptance, Callable[[Tensor, Draft, Dice], Verdict]] = {
+    "rejection": verify,
+    "coupled": verify_coupled,
+}
+
+
+class SpeculativeDecoder:
+    """A target, a drafter, and the rule that makes the drafter invisible in the output.
+
+    Args:
+        target: the model whose law is kept.
+        drafter: proposes tokens; None decodes plainly.
+        gamma: tokens to draft per round, or the rule that chooses them.
+        acceptance: ``"rejection"`` (the paper's; the highest acceptance) or ``"coupled"`` (the text for a seed does
+            not depend on speculation); a request may name its own.
+
+    Raises:
+        InvalidRequestError: for a negative gamma.
+        ValueError: for an unknown acceptance rule.
+    """
+
+    def __init__(
+        self,
+        target: LanguageModel,
+        drafter: Drafter | None = None,
+        gamma: int | DraftLength = 4,
+        acceptance: Acceptance = "rejection",
+    ) -> None:
+        if acceptance not in DICE:
+            raise ValueError(f"acceptance must be one of {sorted(DICE)}, got {acceptance!r}.")
+        self.target = target
+        self.drafter = drafter or NoDrafter()
+        self.draft_length = Fixed(gamma) if isinstance(gamma, int) else gamma
+        self.acceptance: Acceptance = acceptance
+
+    @property
+    def device(self) -> torch.device:
+        """Where the target's logits live."""
+        return torch.device(getattr(self.target, "device", "cpu"))
+
+    def round(self, batch: Batch) -> RoundStats:
+        """One round: draft, one target pass, verdict, commit. Every row of the batch gains at least one token."""
+        laps = Laps()
+        walk = Walk(batch)
+        draft = self.drafter.propose(batch, self.draft_length(batch), walk)  # x_1 .. x_gamma from q
+        laps.lap("draft_s")
+        laps.move(walk.seconds, "draft_s", to="mask_s")
+        logits = self.target.next_logits(batch.contexts(draft.spans), [len(span) + 1 for span in draft.spans])
+        laps.lap("verify_s")
+        masks = walk.masks(draft.spans)
+        laps.lap("mask_s")
+        p = warp(logits, batch.params, masks)
+        verdict = VERIFY[batch.acceptance](p, draft, batch.dice)
+        walk.settle()
+        before = batch.detokenize_seconds
+        rows = _commit(batch, draft, verdict, p, walk)
+        laps.lap("sample_s")
+        laps.move(batch.detokenize_seconds - before, "sample_s", to="detokenize_s")
+        return RoundStats(rows, laps.seconds)
+
+    def prefill(self, contexts: list[list[int]]) -> None:
+        """Let target and drafter compute what they will need of these contexts. Costs time, changes nothing."""
+        self.target.next_logits(contexts, [0] * len(contexts))
+        self.drafter.prefill(contexts)
+
+
+def _commit(batch: Batch, draft: Draft, verdict: Verdict, p: Tensor, walk: Walk) -> tuple[RowStats, ...]:
+    """Commit accepted prefix and last token of every row; count what each drafter proposed and what was kept of it."""
+    accepted, last = verdict.accepted.tolist(), verdict.token.tolist()
+    blocks = [[*span[:n], token] for span, n, token in zip(draft.spans, accepted, last, strict=True)]
+    committed = batch.commit(blocks, p)
+    counts = []
+    for row, (n, taken) in enumerate(zip(accepted, committed, strict=True)):
+        names = [name if choice else FORCED for name, choice in zip(draft.sources[row], walk.choices(row), strict=True)]
+        counts.append(RowStats(Counter(names), Counter(names[: min(n, taken)]), taken))
+    return tuple(counts)

@@ -1,0 +1,129 @@
+"""What happened and how long it took: plain values, folded upward. No torch, no listeners.
+
+``RoundStats`` is what a round returns, ``StepStats`` the fold of the rounds of one request (one model step of an
+agent), ``AgentRun`` (in ``agentspec.report``) the fold of an agent's steps and tools.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+FORCED = "forced"
+"""Name under which tokens that a grammar left no choice about are counted; they say nothing about acceptance."""
+
+
+class Laps:
+    """A stopwatch: each lap books the seconds since the last one under a name."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        """Book the time since the last lap under ``name``."""
+        now = time.perf_counter()
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
+        self._last = now
+
+    def move(self, seconds: float, source: str, to: str) -> None:
+        """Book ``seconds`` already counted under ``source`` under ``to`` instead."""
+        self.seconds[source] -= seconds
+        self.seconds[to] = self.seconds.get(to, 0.0) + seconds
+
+
+@dataclass(frozen=True)
+class RowStats:
+    """One row of one round: how many tokens each drafter proposed, and how many of them the target accepted."""
+
+    drafted: Mapping[str, int]
+    accepted: Mapping[str, int]
+    committed: int
+
+
+@dataclass(frozen=True)
+class RoundStats:
+    """One round: its rows in batch order, and the seconds of its phases (draft, mask, verify, sample)."""
+
+    rows: tuple[RowStats, ...]
+    seconds: Mapping[str, float]
+
+
+PHASES = ("queue_s", "prefill_s", "draft_s", "mask_s", "verify_s", "sample_s", "detokenize_s", "other_s")
+
+
+@dataclass
+class StepStats:
+    """One model step, from the request's arrival to its last token. The phases add up to ``total_s``.
+
+    Rounds that were shared with other requests count in full for each of them: these are seconds waited, not
+    seconds of the machine.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    new_tokens: int = 0
+    rounds: int = 0
+    target_calls: int = 0
+    drafted: Counter[str] = field(default_factory=Counter)
+    accepted: Counter[str] = field(default_factory=Counter)
+    committed_in_rounds: int = 0
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    ttft_s: float = 0.0
+    total_s: float = 0.0
+
+    def add_round(self, row: RowStats, seconds: Mapping[str, float]) -> None:
+        """Fold one round in."""
+        self.rounds += 1
+        self.target_calls += 1
+        self.drafted.update(row.drafted)
+        self.accepted.update(row.accepted)
+        self.committed_in_rounds += row.committed
+        for phase, spent in seconds.items():
+            self.seconds[phase] += spent
+
+    @property
+    def drafted_tokens(self) -> int:
+        """Tokens drafted where the target had a choice."""
+        return sum(n for name, n in self.drafted.items() if name != FORCED)
+
+    @property
+    def accepted_tokens(self) -> int:
+        """Drafted tokens that the target accepted where it had a choice."""
+        return sum(n for name, n in self.accepted.items() if name != FORCED)
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted over drafted tokens; None where nothing was drafted. Forced tokens are left out."""
+        return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else None
+
+    @property
+    def mean_accepted_length(self) -> float | None:
+        """Tokens emitted per target call, as vLLM counts it (recovered or bonus token included)."""
+        return self.committed_in_rounds / self.rounds if self.rounds else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The step as JSON values; the field names are stable."""
+        phases = {name: self.seconds[name] for name in PHASES if name != "other_s"}
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "new_tokens": self.new_tokens,
+            "rounds": self.rounds,
+            "target_calls": self.target_calls,
+            "drafted_tokens": self.drafted_tokens,
+            "accepted_tokens": self.accepted_tokens,
+            "forced_tokens": self.accepted[FORCED],
+            "mean_accepted_length": self.mean_accepted_length,
+            "acceptance_rate": self.acceptance_rate,
+            "drafters": {
+                name: {"drafted": self.drafted[name], "accepted": self.accepted[name]} for name in sorted(self.drafted)
+            },
+            **phases,
+            "other_s": self.total_s - sum(phases.values()),
+            "ttft_s": self.ttft_s,
+            "total_s": self.total_s,
+        }

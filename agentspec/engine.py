@@ -181,6 +181,11 @@ class LocalEngine:
         """End the worker thread; requests on their way end with ``EngineClosedError``. May be called again."""
         self._finalizer()
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return not self._finalizer.alive
+
     def check(self, request: Request) -> None:
         """Find out whether a request can be served, without serving it.
 

@@ -2,24 +2,32 @@
 
 A ``TableModel`` gives every context a known law, an ``EnumeratingDice`` replays every branch of a round with its
 probability, and ``emitted_law`` folds the rounds into the law of whole texts. Compared with ``plain_law`` the
-difference must be rounding (1e-12), for every drafter, setting and grammar.
+difference must be rounding (1e-12), for every drafter, setting and grammar. The cases stand at the end.
 """
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from agentspec import Batch, SamplingParams, Sequence
+from agentspec import Batch, Cascade, Drafter, ModelDrafter, PromptLookupDrafter, SamplingParams, Sequence
+from agentspec.drafters import NoDrafter
 from agentspec.sampling import Dice, Role, warp
 from agentspec.sequence import Matcher
 
-Law = dict[tuple[int, ...], float]
+Text = tuple[int, ...]
+Law = dict[Text, float]
+Joint = dict[tuple[Text, ...], float]
 
 
 class TableModel:
@@ -35,16 +43,22 @@ class TableModel:
 
     def logits(self, context: list[int]) -> Tensor:
         """``[V]`` after a context; a missing token counts as one more id."""
-        recent = ([self.vocab_size] * self._order + context)[-self._order :]
-        return self._table[tuple(recent)]
+        return self._table[tuple(self._recent(context, len(context)))]
 
-    def next_logits(self, contexts: list[list[int]], last: list[int]) -> Tensor:
+    def next_logits(self, contexts: SequenceOf[list[int]], last: SequenceOf[int]) -> Tensor:
         self.calls += 1
-        out = torch.full((len(contexts), max(last), self.vocab_size), math.nan, dtype=torch.float64)
-        for b, (context, n) in enumerate(zip(contexts, last, strict=True)):
-            for k in range(n):
-                out[b, k] = self.logits(context[: len(context) - n + 1 + k])
+        shape = (len(contexts), max(last), self.vocab_size)
+        out = torch.full(shape, math.nan, dtype=torch.float64)  # padding that is looked at shows
+        at = [(b, k) for b, n in enumerate(last) for k in range(n)]
+        if at:
+            ends = [len(contexts[b]) - last[b] + 1 + k for b, k in at]
+            recent = [self._recent(contexts[b], end) for (b, _), end in zip(at, ends, strict=True)]
+            out[tuple(torch.tensor(at).T)] = self._table[tuple(torch.tensor(recent).T)]
         return out
+
+    def _recent(self, context: list[int], end: int) -> list[int]:
+        known = context[max(0, end - self._order) : end]
+        return [self.vocab_size] * (self._order - len(known)) + known
 
 
 class AutomatonMatcher:
@@ -52,25 +66,25 @@ class AutomatonMatcher:
 
     def __init__(self, edges: dict[int, dict[int, int]], final: set[int], vocab_size: int = 3) -> None:
         self._edges, self._final, self._vocab_size = edges, final, vocab_size
-        self._path = [0]
+        self.path = [0]
 
     def allowed(self) -> Tensor:
         mask = torch.zeros(self._vocab_size, dtype=torch.bool)
-        mask[list(self._edges.get(self._path[-1], {}))] = True
+        mask[list(self._edges.get(self.path[-1], {}))] = True
         return mask
 
     def advance(self, token: int) -> bool:
-        state = self._edges.get(self._path[-1], {}).get(token)
+        state = self._edges.get(self.path[-1], {}).get(token)
         if state is None:
             return False
-        self._path.append(state)
+        self.path.append(state)
         return True
 
     def rewind(self, count: int) -> None:
-        del self._path[len(self._path) - count :]
+        del self.path[len(self.path) - count :]
 
     def is_complete(self) -> bool:
-        return self._path[-1] in self._final
+        return self.path[-1] in self._final
 
 
 class _Branches:
@@ -105,26 +119,75 @@ class EnumeratingDice(Dice):
     """Uniforms that take, one run after the other, every value that matters.
 
     The unit interval is split at the edges of the decision; a cell is played by its left end with its width as the
-    probability. The left ends are where ``<`` and ``<=`` differ, 0 included.
+    probability. The left ends are where ``<`` and ``<=`` differ, 0 included. Every number is independent of every
+    other, so it is an error to ask for one twice: a ``Dice`` would answer with the same number.
     """
 
-    def __init__(self, positions: list[int], branches: _Branches) -> None:
-        super().__init__([0] * len(positions), positions)
+    def __init__(self, rows: int, branches: _Branches) -> None:
+        super().__init__([0] * rows, [0] * rows)
         self._branches = branches
+        self._rows = list(range(rows))
+        self._asked: set[tuple[int, Role, int]] = set()
 
     def uniform(self, role: Role, offsets: Tensor, edges: Tensor | None = None) -> Tensor:
         assert edges is not None, "a decision without edges cannot be enumerated"
+        for row, row_offsets in zip(self._rows, offsets.view(len(offsets), -1).tolist(), strict=True):
+            for offset in row_offsets:
+                assert (row, role, offset) not in self._asked, "one random number for two decisions"
+                self._asked.add((row, role, offset))
         rows = edges.double().reshape(*offsets.shape, edges.numel() // max(offsets.numel(), 1))
         cells = [self._cell(row) for row in rows.flatten(0, -2).tolist()]
         return torch.tensor(cells, dtype=torch.float64).view(offsets.shape)
 
     def select(self, rows: list[int]) -> Dice:
-        return self  # it has no state of a row
+        chosen = copy.copy(self)
+        chosen._rows = [self._rows[row] for row in rows]
+        return chosen
 
     def _cell(self, edges: list[float]) -> float:
         inside = sorted({0.0, *(e for e in edges if 0 < e < 1)})
         widths = [right - left for left, right in itertools.pairwise([*inside, 1.0])]
         return inside[self._branches.choose(widths)]
+
+
+def joint_law(play_round: Callable[[Batch], object], starts: SequenceOf[Callable[[], Sequence]], length: int) -> Joint:
+    """The exact joint law of the texts of several sequences that share rounds, each cut at ``length`` tokens.
+
+    Args:
+        play_round: one round of a decoder.
+        starts: each makes a fresh sequence.
+        length: where the texts are cut; a sequence that reaches it leaves the batch.
+    """
+    known: dict[tuple[Text, ...], Joint] = {}
+
+    def law_after(emitted: tuple[Text, ...]) -> Joint:
+        if emitted not in known:
+            known[emitted] = fold(emitted)
+        return known[emitted]
+
+    def fold(emitted: tuple[Text, ...]) -> Joint:
+        if not live(resumed(emitted)):
+            return {tuple(text[:length] for text in emitted): 1.0}
+        total: defaultdict[tuple[Text, ...], float] = defaultdict(float)
+        branches = _Branches()
+        for _ in branches.runs():
+            sequences = resumed(emitted)
+            playing = live(sequences)
+            play_round(Batch(playing, dice=EnumeratingDice(len(playing), branches)))
+            for texts, rest in law_after(tuple(tuple(s.tokens) for s in sequences)).items():
+                total[texts] += branches.probability * rest
+        return dict(total)
+
+    def resumed(emitted: tuple[Text, ...]) -> list[Sequence]:
+        sequences = [start() for start in starts]
+        for sequence, text in zip(sequences, emitted, strict=True):
+            sequence.extend(list(text))
+        return sequences
+
+    def live(sequences: list[Sequence]) -> list[Sequence]:
+        return [s for s in sequences if s.finish_reason is None and s.length < length]
+
+    return law_after(((),) * len(starts))
 
 
 def emitted_law(
@@ -136,29 +199,11 @@ def emitted_law(
     end_tokens: frozenset[int] = frozenset(),
 ) -> Law:
     """The exact law of the texts that rounds emit, cut at ``length`` tokens."""
-    known: dict[tuple[int, ...], Law] = {}
 
-    def law_after(emitted: tuple[int, ...]) -> Law:
-        if emitted not in known:
-            total: defaultdict[tuple[int, ...], float] = defaultdict(float)
-            for text, finished, probability in rounds(emitted):
-                if finished or len(text) >= length:
-                    total[text[:length]] += probability
-                else:
-                    for whole, rest in law_after(text).items():
-                        total[whole] += probability * rest
-            known[emitted] = dict(total)
-        return known[emitted]
+    def start() -> Sequence:
+        return Sequence(prompt, params, matcher=matcher() if matcher else None, end_tokens=end_tokens)
 
-    def rounds(emitted: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], bool, float]]:
-        branches = _Branches()
-        for _ in branches.runs():
-            sequence = Sequence(prompt, params, matcher=matcher() if matcher else None, end_tokens=end_tokens)
-            sequence.extend(list(emitted))
-            play_round(Batch([sequence], dice=EnumeratingDice([len(emitted)], branches)))
-            yield tuple(sequence.tokens), sequence.finish_reason is not None, branches.probability
-
-    return law_after(())
+    return {text: probability for (text,), probability in joint_law(play_round, [start], length).items()}
 
 
 def plain_law(
@@ -172,7 +217,7 @@ def plain_law(
     """The law of the target decoded token by token, written down without any of the decoder's code but ``warp``."""
     law: Law = {}
 
-    def grow(emitted: tuple[int, ...], probability: float) -> None:
+    def grow(emitted: Text, probability: float) -> None:
         state = matcher() if matcher else None
         for token in emitted:
             if state is not None and token not in end_tokens:
@@ -198,3 +243,77 @@ def plain_law(
 def largest_error(law: Law, expected: Law) -> float:
     """Largest difference between two laws over all texts."""
     return max(abs(law.get(text, 0.0) - expected.get(text, 0.0)) for text in law.keys() | expected.keys())
+
+
+SETTINGS = {
+    "temperature 1": SamplingParams(),
+    "temperature 0.7, top-k 2": SamplingParams(temperature=0.7, top_k=2),
+    "top-p 0.8": SamplingParams(top_p=0.8),
+    "min-p 0.3": SamplingParams(min_p=0.3),
+    "greedy": SamplingParams(temperature=0),
+}
+
+
+def automaton() -> AutomatonMatcher:
+    """A choice, a cycle, two forced tokens on end, a complete state that may go on, and one where nothing follows."""
+    edges = {0: {0: 1, 1: 0}, 1: {2: 2}, 2: {0: 3}, 3: {0: 0, 1: 3, 2: 4}}
+    return AutomatonMatcher(edges, final={3, 4}, vocab_size=4)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is decoded: texts of ``length`` tokens after a prompt; the highest id is the end token."""
+
+    vocab_size: int = 3
+    length: int = 4
+    matcher: Callable[[], Matcher] | None = None
+    max_tokens: int | None = None
+    prompt: tuple[int, ...] = (0, 1, 0)
+
+    def params(self, setting: str) -> SamplingParams:
+        """The named setting, with this task's limit."""
+        params = SETTINGS[setting]
+        return dataclasses.replace(params, max_tokens=self.max_tokens) if self.max_tokens else params
+
+    def start(self, setting: str, **how: Any) -> Sequence:
+        """A fresh sequence; ``how`` is its seed, gamma, acceptance."""
+        matcher = self.matcher() if self.matcher else None
+        ends = frozenset([self.vocab_size - 1])
+        return Sequence(self.prompt, self.params(setting), matcher=matcher, end_tokens=ends, **how)
+
+    def emitted(self, play_round: Callable[[Batch], object], setting: str) -> Law:
+        """The exact law of what rounds emit."""
+        joint = joint_law(play_round, [lambda: self.start(setting)], self.length)
+        return {text: probability for (text,), probability in joint.items()}
+
+    def plain(self, target: TableModel, setting: str) -> Law:
+        """The law of plain decoding."""
+        ends = frozenset([self.vocab_size - 1])
+        return plain_law(target, list(self.prompt), self.length, self.params(setting), self.matcher, ends)
+
+
+TASKS = {
+    "free": Task(),
+    "free, limited": Task(max_tokens=4),
+    "constrained": Task(vocab_size=4, length=5, matcher=automaton),
+}
+
+
+def table_models(task: Task, seed: int) -> tuple[TableModel, TableModel]:
+    """A target and a draft that disagree."""
+    return TableModel(task.vocab_size, seed=2 * seed), TableModel(task.vocab_size, seed=2 * seed + 1)
+
+
+def drafters(target: TableModel, draft: TableModel) -> dict[str, Drafter]:
+    """Every drafter, by the name of its case."""
+    return {
+        "none": NoDrafter(),
+        "model": ModelDrafter(draft),
+        "self": ModelDrafter(target),
+        "lookup": PromptLookupDrafter(min_ngram=1),
+        "cascade": Cascade([PromptLookupDrafter(min_ngram=2), ModelDrafter(draft)]),
+        "forced": Cascade(),
+    }
+
+
+DRAFTERS = tuple(drafters(TableModel(), TableModel()))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor
@@ -11,6 +13,12 @@ from agentspec.models.kv_cache import SHORT_TAIL, RaggedKV
 
 HEADS, DIM, LAYERS = 2, 4, 2
 SLOT_BYTES = LAYERS * 2 * HEADS * DIM * 4
+
+
+@pytest.fixture(autouse=True)
+def _as_in_a_forward() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
 
 
 def states(tokens: list[int]) -> Tensor:
@@ -178,5 +186,5 @@ def test_integrity_names_what_is_wrong() -> None:
 
 
 def test_a_forward_outside_of_writing_is_an_error() -> None:
-    with pytest.raises(RuntimeError, match="inside RaggedKV.writing"):
+    with pytest.raises(RuntimeError, match=r"inside RaggedKV\.writing"):
         cache().update(states([1]), states([1]), 0)

@@ -32,7 +32,7 @@ _MIXED = {"num_hidden_layers": 3, "layer_types": ["sliding_attention", "full_att
 
 
 def build(architecture: str, seed: int = 0, **sizes: Any) -> PreTrainedModel:
-    """A seeded random ``architecture`` ("Llama": ``LlamaConfig``, ``LlamaForCausalLM``), float32, in evaluation mode."""
+    """A seeded random model of ``architecture`` ("Llama": ``LlamaConfig``, ``LlamaForCausalLM``), float32."""
     kind = getattr(transformers, f"{architecture}TextConfig", None) or getattr(transformers, f"{architecture}Config")
     config = kind(**sizes)
     head = getattr(transformers, f"{architecture}ForCausalLM", None) or getattr(
@@ -88,9 +88,9 @@ def gemma3(seed: int = 0) -> PreTrainedModel:
     return build("Gemma3", seed, **(_SIZES | _MIXED | {"head_dim": 16, "sliding_window": WINDOW}))
 
 
-def phi3(seed: int = 0) -> PreTrainedModel:
+def phi3(seed: int = 0, **changes: Any) -> PreTrainedModel:
     """Fused projections."""
-    return build("Phi3", seed, **_SIZES)
+    return build("Phi3", seed, **(_SIZES | changes))
 
 
 def olmo2(seed: int = 0) -> PreTrainedModel:

@@ -62,39 +62,55 @@ class ChatFormat:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
 
-    def tool_grammar(self, tools: Sequence[dict[str, Any]], *, required: bool) -> Grammar:
-        """The language of answers that may (or, if ``required``, must) be a call of one of the tools.
+    def answer_grammar(
+        self, tools: Sequence[dict[str, Any]], *, required: bool = False, final: dict[str, Any] | None = None
+    ) -> Grammar | None:
+        """The language of an assistant's answers; None where it is free text.
 
-        Free text turns into a call where the opener is written; from there on only a valid call is legal.
+        Args:
+            tools: that may be called.
+            required: whether one must be.
+            final: JSON Schema of an answer that is no call; None for free text, which turns into a call where the
+                opener is written: from there on only a valid call is legal.
         """
-        dialect = self.dialect
-        calls = " | ".join(f"tool_{i}" for i in range(len(tools)))
+        if not tools:
+            return None if final is None else Grammar.json_schema(final)
+        opener, closer = to_json(self.dialect.opener), to_json(self.dialect.closer)
+        names = [f"tool_{index}" for index in range(len(tools))]
+        call = f"{opener} call"
+        if required:
+            start = f"start: {call}"
+        elif final is not None:
+            start = f"start: {call} | %json {_in_our_form(final)}"
+        else:
+            start = f"start: TEXT | opened call\nopened[lazy]: TEXT {opener}\nTEXT: /(.|\\n)*/"
         rules = [
-            f"tool_{i}: {to_json(dialect.opening(tool['function']['name']))} %json {to_json(_arguments_schema(tool))}"
-            for i, tool in enumerate(tools)
+            f"{name}: {to_json(self.dialect.opening(tool['function']['name']))} %json {_in_our_form(_arguments(tool))}"
+            for name, tool in zip(names, tools, strict=True)
         ]
-        opener = to_json(dialect.opener)
-        start = f"start: {opener} call" if required else f"start: TEXT | opener call\nopener[lazy]: TEXT {opener}"
-        text = [] if required else ["TEXT: /(.|\\n)*/"]
-        return Grammar.lark("\n".join([start, f"call: ({calls}) {to_json(dialect.closer)}", *rules, *text]) + "\n")
+        return Grammar.lark("\n".join([start, f"call: ({' | '.join(names)}) {closer}", *rules]) + "\n")
 
 
-def _arguments_schema(tool: dict[str, Any]) -> dict[str, Any]:
-    """A tool's parameters as the schema of its arguments, written with our separators.
+def _in_our_form(schema: dict[str, Any]) -> str:
+    """A JSON Schema for a Lark grammar of llguidance, its instances written with our separators."""
+    form = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+    return to_json({**schema, "x-guidance": form})
+
+
+def _arguments(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool's parameters as the schema of its arguments.
 
     A model has nothing to put into parameters that are not there, so the object is closed where the schema leaves
     it open: every value of the closed schema is one of the open schema too.
     """
-    schema: dict[str, Any] = dict(tool["function"].get("parameters") or {})
-    schema.setdefault("type", "object")
-    if not schema.keys() & {"anyOf", "allOf", "oneOf", "$ref", "patternProperties"}:
-        schema.setdefault("additionalProperties", False)
-    schema["x-guidance"] = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
-    return schema
+    schema: dict[str, Any] = {"type": "object", **(tool["function"].get("parameters") or {})}
+    if schema.keys() & {"anyOf", "allOf", "oneOf", "$ref", "patternProperties", "additionalProperties"}:
+        return schema
+    return {**schema, "additionalProperties": False}
 
 
 class AnswerParser:
-    """Takes an answer apart while it is written. Only for answers under a ``tool_grammar``.
+    """Takes an answer apart while it is written. Only for answers under an ``answer_grammar`` with tools.
 
     Args:
         dialect: the form of calls.

@@ -46,7 +46,8 @@ class CausalLM:
     """A decoder-only transformers model as a ``CachingModel``.
 
     ``rows`` contexts are kept cached, within ``memory_budget_bytes`` of K and V (default: 4 GiB on CPU, half of the
-    free memory on CUDA); long contexts are read ``prefill_chunk`` tokens at a time. The module is put into evaluation
+    free memory on CUDA); long contexts are read ``prefill_chunk`` tokens at a time. ``vocab_size`` leaves out scores of
+    ids that the tokenizer has no token for (heads are often padded). The module is put into evaluation
     mode, its parameters stop requiring gradients, and its attention implementation may be switched.
 
     Raises ``ModelLoadError`` for a model whose state cannot be addressed by position, or whose cached scores differ
@@ -60,6 +61,7 @@ class CausalLM:
         rows: int = 8,
         memory_budget_bytes: int | None = None,
         prefill_chunk: int = 512,
+        vocab_size: int | None = None,
     ) -> None:
         if rows < 1 or prefill_chunk < 1:
             raise ValueError(f"rows and prefill_chunk must be at least 1, got {rows} and {prefill_chunk}")
@@ -68,6 +70,13 @@ class CausalLM:
         self._masks = LayerMasks.of(model)
         embeddings: Any = model.get_input_embeddings()
         self._vocab_size: int = embeddings.weight.shape[0]
+        if vocab_size is not None:
+            if not 0 < vocab_size <= self._vocab_size:
+                raise ModelLoadError(
+                    f"The tokenizer has {vocab_size} ids and the model scores {self._vocab_size}; expected a tokenizer "
+                    "of this model, with no more ids than it scores"
+                )
+            self._vocab_size = vocab_size
         self.model = model.eval().requires_grad_(False)
         self.kv = RaggedKV(rows=2, max_slots=self._max_context + SHORT_FEED)
         self.prefill_chunk = prefill_chunk
@@ -91,6 +100,7 @@ class CausalLM:
         rows: int = 8,
         memory_budget_bytes: int | None = None,
         prefill_chunk: int = 512,
+        vocab_size: int | None = None,
     ) -> CausalLM:
         """Load a model from a directory or the hub: safetensors, or ``gguf_file`` within it.
 
@@ -109,7 +119,13 @@ class CausalLM:
             allow_pickle=allow_pickle,
         )
         torch.nn.Module.to(model, target)
-        return cls(model, rows=rows, memory_budget_bytes=memory_budget_bytes, prefill_chunk=prefill_chunk)
+        return cls(
+            model,
+            rows=rows,
+            memory_budget_bytes=memory_budget_bytes,
+            prefill_chunk=prefill_chunk,
+            vocab_size=vocab_size,
+        )
 
     @property
     def vocab_size(self) -> int:
@@ -249,7 +265,7 @@ class CausalLM:
         for feed in feeds:
             self.kv.record(feed.row, feed.tokens)
             self.computed_tokens += len(feed.tokens)
-        logits: Tensor = output.logits[:, -keep:]
+        logits: Tensor = output.logits[:, -keep:, : self.vocab_size]
         return logits
 
     def _no_logits(self) -> Tensor:
@@ -293,7 +309,7 @@ class CausalLM:
     def _uncached(self, context: list[int]) -> Tensor:
         """All logits of one context by a plain forward ``[len(context), V]``."""
         output = self.model(input_ids=torch.tensor([context], device=self.device), use_cache=False)
-        logits: Tensor = output.logits[0].float()
+        logits: Tensor = output.logits[0, :, : self.vocab_size].float()
         return logits
 
 

@@ -215,7 +215,7 @@ class RaggedKV(Cache):
     ) -> tuple[Tensor, Tensor]:
         """Write a layer's new K and V [B, kv_heads, width, dim]; returns all live ones [B, kv_heads, live, dim]."""
         if self._block is None:
-            raise RuntimeError("a forward with this cache has to run inside RaggedKV.writing(...)")
+            raise RuntimeError("a forward with this cache has to run inside RaggedKV.writing(...), in inference mode")
         if layer_idx not in self._keys:
             self._keys[layer_idx] = self._allocate(key_states)
             self._values[layer_idx] = self._allocate(value_states)

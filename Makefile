@@ -1,0 +1,46 @@
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+# The newest torch may come with several GB of CUDA libraries that a machine without a GPU has no use for.
+# This version is known to work on a CPU; with a GPU, say `make setup TORCH=torch`.
+TORCH ?= torch==2.13.0
+ARGS ?=
+
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format clean
+
+help: ## list these targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+
+setup: $(INSTALLED) ## create .venv and install the project into it, with all that tests and examples need
+
+$(INSTALLED): pyproject.toml
+	@echo "Creating .venv with $(PYTHON)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "Installing $(TORCH)"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check "$(TORCH)"
+	@echo "Installing the project and its development tools"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -e ".[dev]"
+	@touch $@
+
+demo: setup ## fetch the embedded model and run an agent on it
+	@$(BIN)/python -m agentspec.embedded
+	@$(BIN)/python examples/agent_loop.py
+
+test: setup ## run the tests; ARGS="-k name" passes options to pytest
+	@$(BIN)/python -m agentspec.embedded
+	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(ARGS)
+
+lint: setup ## check style, format and types
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+
+format: setup ## rewrite the code in the project's format
+	@$(BIN)/ruff check --fix-only
+	@$(BIN)/ruff format
+
+clean: ## remove what was built and cached here; .venv and the embedded model stay
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find agentspec integrations tests examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,328 @@
+"""``ChatAgentSpec``: an open model on this machine as a LangChain chat model, decoded speculatively and exactly."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models import BaseChatModel, LanguageModelInput, ModelProfile
+from langchain_core.language_models.base import LangSmithParams
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
+from langchain_core.tools import BaseTool
+from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
+from langchain_core.utils.pydantic import is_basemodel_subclass
+from pydantic import ConfigDict, Field, field_validator
+
+from agentspec import Delta, InvalidRequestError, LocalEngine, Request, SamplingParams
+from agentspec.chat import AnswerParser, ChatFormat
+from agentspec.pairs import EMBEDDED, PairSpec, shared_engine
+from langchain_agentspec.forms import chosen_tools, final_schema
+from langchain_agentspec.messages import ChunkMaker, to_chat, to_message
+
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "logprobs")
+"""Settings that a call may override by a keyword of the same name."""
+
+BOUND = ("tools", "tool_choice", "response_format", "n", "gamma", "acceptance", "strict", "parallel_tool_calls")
+"""What else a call takes."""
+
+
+class ChatAgentSpec(BaseChatModel):
+    """A chat model on this machine: speculative decoding, valid tool calls, an account of every second.
+
+    Nothing is loaded before the first call, and chat models of the same pair share one engine, its models and its
+    KV cache.
+
+    Args:
+        model: ``"embedded"`` (SmolLM2-135M-Instruct, fetched once), a directory, or a hub name.
+        draft: a smaller model with the same tokenizer; None drafts by look-up and grammar alone.
+        temperature: 0 is greedy.
+        top_p, top_k, min_p: as in ``SamplingParams``.
+        seed: same seed, same text.
+        max_tokens: the most tokens to emit.
+        stop: strings that end the text.
+        logprobs: alternatives to report beside each token; None for none.
+        n: samples per call.
+        gamma: tokens to draft per round; 0 decodes plainly; ``"auto"`` leaves it to the engine.
+        acceptance: ``"rejection"``, or ``"coupled"`` for text that does not depend on speculation.
+        device: where to compute; None for CUDA where there is one.
+        dtype: "float32", "bfloat16" or "float16"; None for float32 on CPU and bfloat16 elsewhere.
+        revision: of the model on the hub.
+        engine: an engine to use in place of the shared one; it must have a tokenizer.
+
+    Example:
+        ChatAgentSpec(temperature=0).bind_tools([get_weather]).invoke("What is the weather in Paris?")
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+
+    model: str = EMBEDDED
+    draft: str | None = None
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    max_tokens: int = 512
+    stop: list[str] = Field(default_factory=list)
+    logprobs: int | None = None
+    n: int = 1
+    gamma: int | Literal["auto"] = "auto"
+    acceptance: Literal["rejection", "coupled"] = "rejection"
+    device: str | None = None
+    dtype: str | None = None
+    revision: str | None = None
+    engine: LocalEngine | None = Field(default=None, exclude=True, repr=False)
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_stop(cls, stop: Any) -> Any:
+        return [stop] if isinstance(stop, str) else stop or []
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Find wrong settings now, and not at the first call."""
+        super().model_post_init(context)
+        self._params({}, None)
+        if self.n < 1:
+            raise InvalidRequestError(f"n is the number of samples, 1 or more; got {self.n}.")
+        if self.gamma != "auto" and self.gamma < 0:
+            raise InvalidRequestError(
+                f"gamma is the number of tokens to draft, 0 or more, or 'auto'; got {self.gamma}."
+            )
+
+    @property
+    def _llm_type(self) -> str:
+        return "agentspec"
+
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        names = ("model", "draft", *SAMPLING, "stop", "n", "gamma", "acceptance", "device", "dtype", "revision")
+        return {name: getattr(self, name) for name in names}
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        return LangSmithParams(
+            ls_provider="agentspec",
+            ls_model_name=self.model,
+            ls_model_type="chat",
+            ls_temperature=kwargs.get("temperature", self.temperature),
+            ls_max_tokens=kwargs.get("max_tokens", self.max_tokens),
+            ls_stop=stop or self.stop,
+        )
+
+    def _resolve_model_profile(self) -> ModelProfile | None:
+        return ModelProfile(
+            text_inputs=True, text_outputs=True, tool_calling=True, tool_choice=True, structured_output=True
+        )
+
+    def load(self) -> ChatAgentSpec:
+        """Load the models now, and not at the first call; returns this chat model."""
+        _ = self._engine
+        return self
+
+    def get_token_ids(self, text: str) -> list[int]:
+        """The ids of a text by the model's own tokenizer."""
+        ids: list[int] = self._engine.tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def bind_tools(
+        self,
+        tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool],
+        *,
+        tool_choice: str | bool | dict[str, Any] | None = None,
+        strict: bool | None = None,
+        parallel_tool_calls: bool | None = None,
+        response_format: dict[str, Any] | type | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """Offer tools to the model. Calls are always valid against the tools' schemas; one call per message.
+
+        Args:
+            tools: functions, LangChain tools, pydantic classes or OpenAI tool dicts.
+            tool_choice: None or "auto" leaves the choice to the model; "any", "required" or True demand a call; a
+                tool's name (or OpenAI's dict) demands a call of it; "none" or False forbid calls.
+            strict: accepted for compatibility; schemas are always enforced.
+            parallel_tool_calls: accepted for compatibility; one call per message is made.
+            response_format: schema of the final answer: every message is a tool call or an instance of it.
+
+        Raises:
+            InvalidRequestError: for an unknown ``tool_choice``.
+        """
+        formatted = [convert_to_openai_tool(tool) for tool in tools]
+        chosen_tools(formatted, tool_choice)
+        bound: dict[str, Any] = {"tools": formatted, "tool_choice": tool_choice, "response_format": response_format}
+        return super().bind(**{name: value for name, value in bound.items() if value is not None}, **kwargs)
+
+    def with_structured_output(
+        self,
+        schema: dict[str, Any] | type,
+        *,
+        include_raw: bool = False,
+        method: Literal["json_schema", "function_calling", "json_mode"] = "json_schema",
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, Any]:
+        """A runnable whose answers are instances of a schema.
+
+        Args:
+            schema: pydantic class, TypedDict, or JSON Schema.
+            include_raw: give ``{"raw", "parsed", "parsing_error"}`` in place of the parsed value.
+            method: "json_schema" constrains the answer to the schema; "function_calling" demands a tool call;
+                "json_mode" constrains it to JSON objects and leaves the schema to the prompt.
+            strict: accepted for compatibility; schemas are always enforced.
+
+        Raises:
+            InvalidRequestError: for an unknown method.
+        """
+        if method == "function_calling":
+            return super().with_structured_output(schema, include_raw=include_raw, **kwargs)
+        if method == "json_schema":
+            wanted: dict[str, Any] = {"type": "json_schema", "json_schema": {"schema": convert_to_json_schema(schema)}}
+        elif method == "json_mode":
+            wanted = {"type": "json_object"}
+        else:
+            raise InvalidRequestError(
+                f"method must be 'json_schema', 'function_calling' or 'json_mode', got {method!r}."
+            )
+        llm = self.bind(
+            response_format=wanted,
+            ls_structured_output_format={"kwargs": {"method": method}, "schema": schema},
+            **kwargs,
+        )
+        parser: Runnable[Any, Any] = (
+            PydanticOutputParser(pydantic_object=schema)
+            if isinstance(schema, type) and is_basemodel_subclass(schema)
+            else JsonOutputParser()
+        )
+        if not include_raw:
+            return llm | parser
+        parsed = RunnablePassthrough.assign(
+            parsed=lambda made: parser.invoke(made["raw"]), parsing_error=lambda _: None
+        )
+        failed = RunnablePassthrough.assign(parsed=lambda _: None)
+        return RunnableMap(raw=llm) | parsed.with_fallbacks([failed], exception_key="parsing_error")
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        call = self._prepare(messages, stop, kwargs)
+        makers = call.makers(self.model)
+        chunks = [(delta.index, makers[delta.index].chunk(delta)) for delta in call.engine.stream(call.request)]
+        return _result(chunks, len(makers))
+
+    def _stream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[ChatGenerationChunk]:
+        call = self._prepare_stream(messages, stop, kwargs)
+        maker = call.makers(self.model)[0]
+        for delta in call.engine.stream(call.request):
+            yield from _shown(maker, delta)
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        call = await asyncio.to_thread(self._prepare, messages, stop, kwargs)
+        makers = call.makers(self.model)
+        chunks = [(delta.index, makers[delta.index].chunk(delta)) async for delta in call.engine.astream(call.request)]
+        return _result(chunks, len(makers))
+
+    async def _astream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        call = await asyncio.to_thread(self._prepare_stream, messages, stop, kwargs)
+        maker = call.makers(self.model)[0]
+        async for delta in call.engine.astream(call.request):
+            for chunk in _shown(maker, delta):
+                yield chunk
+
+    @property
+    def _engine(self) -> LocalEngine:
+        return self.engine or shared_engine(PairSpec(self.model, self.draft, self.device, self.dtype, self.revision))
+
+    def _prepare_stream(self, messages: list[BaseMessage], stop: list[str] | None, kwargs: dict[str, Any]) -> _Prepared:
+        call = self._prepare(messages, stop, kwargs)
+        if call.request.n > 1:
+            raise InvalidRequestError(f"Only one sample can be streamed, got n={call.request.n}; use invoke or n=1.")
+        return call
+
+    def _prepare(self, messages: list[BaseMessage], stop: list[str] | None, kwargs: dict[str, Any]) -> _Prepared:
+        """A call as a request. All that can be wrong with it is found here."""
+        unknown = kwargs.keys() - {*SAMPLING, *BOUND}
+        if unknown:
+            raise InvalidRequestError(
+                f"Unknown settings {sorted(unknown)}; a call takes {', '.join((*SAMPLING, *BOUND))} and stop."
+            )
+        engine, tools = self._engine, kwargs.get("tools") or []
+        chat = ChatFormat(engine.tokenizer)
+        offered, required = chosen_tools(tools, kwargs.get("tool_choice"))
+        final = final_schema(kwargs.get("response_format"))
+        gamma = kwargs.get("gamma", self.gamma)
+        request = Request(
+            prompt=chat.render(to_chat(messages), tools),
+            params=self._params(kwargs, stop),
+            grammar=chat.answer_grammar(offered, required=required, final=final),
+            n=kwargs.get("n", self.n),
+            gamma=None if gamma == "auto" else gamma,
+            acceptance=kwargs.get("acceptance", self.acceptance),
+        )
+        return _Prepared(engine, request, chat if offered else None)
+
+    def _params(self, kwargs: dict[str, Any], stop: list[str] | None) -> SamplingParams:
+        settings = {name: kwargs.get(name, getattr(self, name)) for name in SAMPLING}
+        return SamplingParams(**settings, stop=tuple(self.stop if stop is None else stop))
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A call on its way to the engine; ``chat`` is set where its answer may hold tool calls."""
+
+    engine: LocalEngine
+    request: Request
+    chat: ChatFormat | None
+
+    def makers(self, model_name: str) -> list[ChunkMaker]:
+        """One per sample."""
+        return [
+            ChunkMaker(model_name, AnswerParser(self.chat.dialect) if self.chat else None)
+            for _ in range(self.request.n)
+        ]
+
+
+def _shown(maker: ChunkMaker, delta: Delta) -> Iterator[ChatGenerationChunk]:
+    """A delta's chunk, unless there is nothing in it (its text may be the beginning of a call)."""
+    message = maker.chunk(delta)
+    if message.content or message.chunk_position == "last":
+        info = {"finish_reason": message.response_metadata["finish_reason"]} if message.chunk_position else None
+        yield ChatGenerationChunk(message=message, generation_info=info)
+
+
+def _result(chunks: list[tuple[int, Any]], samples: int) -> ChatResult:
+    messages = [to_message(chunk for index, chunk in chunks if index == sample) for sample in range(samples)]
+    return ChatResult(
+        generations=[
+            ChatGeneration(
+                message=message, generation_info={"finish_reason": message.response_metadata["finish_reason"]}
+            )
+            for message in messages
+        ]
+    )

@@ -1,0 +1,139 @@
+"""LangChain's messages to plain chat messages, and deltas to LangChain's messages."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, ChatMessage, FunctionMessage, ToolMessage
+from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
+from langchain_core.messages.tool import ToolCallChunk, tool_call_chunk
+
+from agentspec import Delta, FinishReason, InvalidRequestError, StepStats, TokenLogprob
+from agentspec.chat import AnswerParser, ToolCall
+
+ROLES = {"human": "user", "system": "system", "ai": "assistant", "tool": "tool", "function": "tool"}
+TEXTLESS_BLOCKS = {"tool_call", "tool_use", "tool_call_chunk", "invalid_tool_call", "reasoning", "thinking"}
+"""Content blocks that stand beside the text of an assistant's message."""
+
+
+def to_chat(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
+    """LangChain messages as plain chat messages.
+
+    Raises:
+        InvalidRequestError: for content that is not text, or a kind of message that has no role.
+    """
+    return [_to_chat(message) for message in messages]
+
+
+def _to_chat(message: BaseMessage) -> dict[str, Any]:
+    role = message.role if isinstance(message, ChatMessage) else ROLES.get(message.type.removesuffix("MessageChunk"))
+    if isinstance(message, AIMessage):
+        role = "assistant"
+    if role is None:
+        raise InvalidRequestError(f"A message of type {message.type!r} has no role in a chat; got {message!r}.")
+    chat: dict[str, Any] = {"role": role, "content": _text(message)}
+    if isinstance(message, AIMessage) and message.tool_calls:
+        chat["tool_calls"] = [
+            {"id": call["id"], "type": "function", "function": {"name": call["name"], "arguments": call["args"]}}
+            for call in message.tool_calls
+        ]
+    if isinstance(message, ToolMessage):
+        chat["tool_call_id"] = message.tool_call_id
+    if isinstance(message, ToolMessage | FunctionMessage) and message.name:
+        chat["name"] = message.name
+    return chat
+
+
+def _text(message: BaseMessage) -> str:
+    if isinstance(message.content, str):
+        return message.content
+    pieces = []
+    for block in message.content:
+        kind = "text" if isinstance(block, str) else block.get("type")
+        if kind == "text":
+            pieces.append(block if isinstance(block, str) else block["text"])
+        elif kind not in TEXTLESS_BLOCKS:
+            raise InvalidRequestError(f"Only text can be read by this model, got a content block of type {kind!r}.")
+    return "\n".join(pieces)
+
+
+class ChunkMaker:
+    """Makes a sample's message chunks of its deltas; their sum is the message.
+
+    Args:
+        model_name: for the response's metadata.
+        parser: takes calls out of the text; None where no tools are offered.
+    """
+
+    def __init__(self, model_name: str, parser: AnswerParser | None) -> None:
+        self._model_name = model_name
+        self._parser = parser
+        self._logprobs: list[TokenLogprob] = []
+
+    def chunk(self, delta: Delta) -> AIMessageChunk:
+        """The chunk of one delta; the last one carries calls, usage and metadata."""
+        self._logprobs += delta.logprobs
+        text = self._parser.push(delta.text) if self._parser else delta.text
+        if delta.finish_reason is None or delta.stats is None:
+            return AIMessageChunk(content=text)
+        rest, calls = self._parser.finish() if self._parser else ("", [])
+        return AIMessageChunk(
+            content=text + rest,
+            tool_call_chunks=[_call_chunk(index, call) for index, call in enumerate(calls)],
+            usage_metadata=_usage(delta.stats),
+            response_metadata=self._metadata(_finish_reason(delta.finish_reason, calls), delta.stats),
+            chunk_position="last",
+        )
+
+    def _metadata(self, finish_reason: str, stats: StepStats) -> dict[str, Any]:
+        metadata = {
+            "finish_reason": finish_reason,
+            "model_name": self._model_name,
+            "model_provider": "agentspec",
+            "agentspec": stats.to_dict(),
+        }
+        if self._logprobs:
+            metadata["logprobs"] = {"content": [_logprob(entry) for entry in self._logprobs]}
+        return metadata
+
+
+def to_message(chunks: Iterable[AIMessageChunk]) -> AIMessage:
+    """The message that chunks add up to."""
+    first, *others = chunks
+    whole = first.__add__(others) if others else first
+    return AIMessage(
+        content=whole.content,
+        tool_calls=whole.tool_calls,
+        invalid_tool_calls=whole.invalid_tool_calls,
+        usage_metadata=whole.usage_metadata,
+        response_metadata=whole.response_metadata,
+    )
+
+
+def _call_chunk(index: int, call: ToolCall) -> ToolCallChunk:
+    """A call in one piece. Of a call cut short the raw text is kept, which reads as an invalid call."""
+    return tool_call_chunk(name=call.name, args=call.arguments, id=f"call_{uuid.uuid4().hex}", index=index)
+
+
+def _finish_reason(reason: FinishReason, calls: list[ToolCall]) -> str:
+    called = reason is FinishReason.STOP and any(call.is_complete for call in calls)
+    return str(FinishReason.TOOL_CALLS if called else reason)
+
+
+def _usage(stats: StepStats) -> UsageMetadata:
+    return UsageMetadata(
+        input_tokens=stats.prompt_tokens,
+        output_tokens=stats.new_tokens,
+        total_tokens=stats.prompt_tokens + stats.new_tokens,
+        input_token_details=InputTokenDetails(cache_read=stats.cached_tokens),
+    )
+
+
+def _logprob(entry: TokenLogprob) -> dict[str, Any]:
+    return {
+        "token": entry.token,
+        "logprob": entry.logprob,
+        "top_logprobs": [{"token": token, "logprob": logprob} for token, logprob in entry.top],
+    }

@@ -1,0 +1,354 @@
+"""What is emitted has the law of the target, whatever drafts, and no row depends on its neighbours."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator
+from collections.abc import Sequence as SequenceOf
+
+import pytest
+import torch
+from enumeration import (
+    DRAFTERS,
+    SETTINGS,
+    TASKS,
+    AutomatonMatcher,
+    Law,
+    TableModel,
+    Task,
+    automaton,
+    drafters,
+    joint_law,
+    largest_error,
+    table_models,
+)
+from torch import Tensor
+
+import agentspec.drafters.model
+import agentspec.speculative
+from agentspec import Batch, Cascade, Draft, Drafter, ModelDrafter, SamplingParams, Sequence, SpeculativeDecoder
+from agentspec.constraints import Walk
+from agentspec.sampling import Acceptance, Dice, Role, warp
+from agentspec.speculative import verify
+
+ROUNDING = 1e-12
+GAMMAS = (1, 2, 3)
+SEEDS = (0, 1, 2)
+ACCEPTANCES: tuple[Acceptance, ...] = ("rejection", "coupled")
+
+every_drafter = pytest.mark.parametrize("drafter", DRAFTERS)
+every_setting = pytest.mark.parametrize("setting", SETTINGS)
+every_task = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
+every_acceptance = pytest.mark.parametrize("acceptance", ACCEPTANCES)
+
+
+def play(decoder: SpeculativeDecoder, sequences: SequenceOf[Sequence]) -> list[tuple[Counter[str], Counter[str]]]:
+    """Decode to the end, finished rows leaving the batch; drafted and accepted tokens of each row, by drafter."""
+    counts: list[tuple[Counter[str], Counter[str]]] = [(Counter(), Counter()) for _ in sequences]
+    while live := [row for row, s in enumerate(sequences) if s.finish_reason is None]:
+        stats = decoder.round(Batch([sequences[row] for row in live]))
+        for row, row_stats in zip(live, stats.rows, strict=True):
+            counts[row][0].update(row_stats.drafted)
+            counts[row][1].update(row_stats.accepted)
+    return counts
+
+
+# Enumeration
+
+
+@pytest.fixture(scope="module")
+def errors(request: pytest.FixtureRequest) -> Iterator[list[float]]:
+    """The error of every enumerated case; one line about them when the module is done."""
+    found: list[float] = []
+    yield found
+    if found:
+        with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+            print(f"\nenumeration: {len(found)} cases, largest error {max(found):.1e}")
+
+
+@every_task
+@every_setting
+@every_drafter
+def test_the_emitted_law_is_the_targets_law(drafter: str, setting: str, task: Task, errors: list[float]) -> None:
+    for seed, gamma in itertools.product(SEEDS, GAMMAS):
+        target, draft = table_models(task, seed)
+        decoder = SpeculativeDecoder(target, drafters(target, draft)[drafter], gamma)
+        error = largest_error(task.emitted(decoder.round, setting), task.plain(target, setting))
+        errors.append(error)
+        assert error < ROUNDING, f"models {seed}, gamma {gamma}"
+
+
+@every_task
+@every_setting
+def test_the_expected_law_is_not_vacuous(setting: str, task: Task) -> None:
+    laws = [task.plain(table_models(task, seed)[0], setting) for seed in SEEDS]
+    assert [sum(law.values()) for law in laws] == pytest.approx([1] * len(laws), abs=ROUNDING)
+    if setting == "greedy":
+        assert [list(law.values()) for law in laws] == [[1.0]] * len(laws)
+    else:
+        assert all(len(law) > 1 for law in laws)
+
+
+@pytest.mark.parametrize("drafter", ["none", "model", "lookup", "cascade"])
+def test_rows_of_a_batch_are_independent(drafter: str) -> None:
+    """The joint law of two rows with other prompts, settings and grammars is the product of the laws of each alone."""
+    grammar = TASKS["constrained"]
+    rows = [(Task(4, 2, prompt=(0, 1, 0)), "temperature 1"), (dataclasses.replace(grammar, length=2), "min-p 0.3")]
+    target, draft = table_models(grammar, seed=1)
+    decoder = SpeculativeDecoder(target, drafters(target, draft)[drafter], gamma=1)
+    joint = joint_law(decoder.round, [lambda row=row: row[0].start(row[1]) for row in rows], length=2)
+    first, second = (task.plain(target, setting) for task, setting in rows)
+    product = {(a, b): first[a] * second[b] for a in first for b in second}
+    assert len(product) > len(first)
+    assert max(abs(joint.get(texts, 0) - product.get(texts, 0)) for texts in joint | product) < ROUNDING
+
+
+def test_an_empty_residual_falls_back_to_p() -> None:
+    """Where rounding leaves p below q everywhere, a rejection draws from p."""
+    q = torch.tensor([[[0.5, 0.5, 0.0]]])
+    p = torch.cat([q * (1 - 1e-6), torch.full_like(q, math.nan)], dim=1)
+    draft = Draft(torch.tensor([[0]]), torch.tensor([1]), [["model"]], q)
+
+    class Highest(Dice):
+        def uniform(self, role: Role, offsets: Tensor, edges: Tensor | None = None) -> Tensor:
+            return torch.full(offsets.shape, 1 - 2.0**-53, dtype=torch.float64)
+
+    verdict = verify(p, draft, Highest([0], [0]))
+    assert (verdict.accepted.item(), verdict.token.item()) == (0, 1)
+
+
+# Coupled acceptance: the text for a seed does not know about speculation
+
+
+def crowd(acceptance: Acceptance, gammas: SequenceOf[int], seeds: SequenceOf[int]) -> list[Sequence]:
+    """Up to 12 tokens for every setting, free and constrained, gamma and seed."""
+    tasks = [Task(4, max_tokens=12), Task(4, max_tokens=12, matcher=automaton)]
+    return [
+        task.start(setting, seed=seed, gamma=gamma, acceptance=acceptance)
+        for task, setting, seed, gamma in itertools.product(tasks, SETTINGS, seeds, gammas)
+    ]
+
+
+@every_drafter
+def test_coupled_text_does_not_depend_on_speculation(drafter: str) -> None:
+    seeds, gammas = range(200), range(5)
+    target, draft = TableModel(4, seed=0), TableModel(4, seed=1)
+    plain = crowd("coupled", [0], seeds)
+    play(SpeculativeDecoder(target), plain)
+    assert len({tuple(s.tokens) for s in plain}) > 300
+    # Neighbouring seeds have other gammas; over the seeds every setting meets every gamma 40 times.
+    speculative = crowd("coupled", [0], seeds)
+    for row, sequence in enumerate(speculative):
+        sequence.gamma = gammas[row % len(gammas)]
+    play(SpeculativeDecoder(target, drafters(target, draft)[drafter]), speculative)
+    assert [s.tokens for s in speculative] == [s.tokens for s in plain]
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_coupled_text_of_every_gamma(drafter: str) -> None:
+    """The same seeds and settings under every gamma."""
+    target, draft = TableModel(4, seed=0), TableModel(4, seed=1)
+    sequences = crowd("coupled", range(5), range(4))
+    play(SpeculativeDecoder(target, drafters(target, draft)[drafter]), sequences)
+    assert all(len({tuple(s.tokens) for s in same}) == 1 for same in zip(*[iter(sequences)] * 5, strict=True))
+
+
+def chi_square_quantile(freedom: int, z: float) -> float:
+    """The chi-square value that a standard normal ``z`` corresponds to (Wilson, Hilferty 1931)."""
+    spread = 2 / (9 * freedom)
+    return freedom * (1 - spread + z * math.sqrt(spread)) ** 3
+
+
+def assert_follows(texts: list[tuple[int, ...]], law: Law) -> None:
+    """A chi-square test at p = 1e-4, rare texts counted as one."""
+    counts = Counter(texts)
+    assert set(counts) <= set(law)
+    common = [text for text, mass in law.items() if mass * len(texts) >= 5]
+    cells = [(counts[text], law[text] * len(texts)) for text in common]
+    rare = len(texts) - sum(expected for _, expected in cells)
+    if rare >= 1:
+        cells.append((len(texts) - sum(seen for seen, _ in cells), rare))
+    statistic = sum((seen - expected) ** 2 / expected for seen, expected in cells)
+    assert statistic < chi_square_quantile(len(cells) - 1, z=3.719)  # the normal's upper 1e-4 point
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "drafter"), [("coupled", "none"), ("coupled", "model"), ("rejection", "model")], ids=str
+)
+@pytest.mark.parametrize("task", ["free, limited", "constrained"])
+def test_real_dice_have_the_targets_law(acceptance: Acceptance, drafter: str, task: str) -> None:
+    """20,000 texts of pinned seeds. Beside the law this checks the keys of the dice across rounds."""
+    what = dataclasses.replace(TASKS[task], length=4, max_tokens=4)
+    target, draft = table_models(what, seed=1)
+    sequences = [what.start("temperature 1", seed=seed, acceptance=acceptance) for seed in range(20_000)]
+    play(SpeculativeDecoder(target, drafters(target, draft)[drafter], gamma=2), sequences)
+    assert_follows([tuple(s.tokens) for s in sequences], what.plain(target, "temperature 1"))
+
+
+# A row in a batch is the row alone
+
+
+def mixed_rows(acceptance: Acceptance, seed: int) -> list[Sequence]:
+    """Five rows that differ in all that a row can differ in."""
+    free, limited, constrained = Task(4, max_tokens=12), Task(4, max_tokens=5), Task(4, max_tokens=9, matcher=automaton)
+    return [
+        free.start("temperature 1", seed=seed, gamma=3, acceptance=acceptance),
+        constrained.start("temperature 0.7, top-k 2", seed=seed + 1, gamma=1, acceptance=acceptance),
+        dataclasses.replace(free, prompt=(2, 1, 2, 1, 2, 1)).start(
+            "top-p 0.8", seed=seed, gamma=4, acceptance=acceptance
+        ),
+        limited.start("greedy", seed=seed + 2, gamma=2, acceptance=acceptance),
+        dataclasses.replace(constrained, prompt=(1,)).start("min-p 0.3", seed=seed, gamma=0, acceptance=acceptance),
+    ]
+
+
+@every_acceptance
+@every_drafter
+def test_a_row_in_a_batch_is_the_row_alone(drafter: str, acceptance: Acceptance) -> None:
+    target, draft = TableModel(4, seed=4), TableModel(4, seed=5)
+    decoder = SpeculativeDecoder(target, drafters(target, draft)[drafter])
+    for seed in range(12):
+        together, alone = mixed_rows(acceptance, seed), mixed_rows(acceptance, seed)
+        counts = play(decoder, together)
+        assert counts == [play(decoder, [row])[0] for row in alone]
+        assert [row.tokens for row in together] == [row.tokens for row in alone]
+        assert [row.finish_reason for row in together] == [row.finish_reason for row in alone]
+
+
+def test_a_row_does_not_depend_on_its_place_in_the_batch() -> None:
+    target, draft = TableModel(4, seed=4), TableModel(4, seed=5)
+    decoder = SpeculativeDecoder(target, drafters(target, draft)["cascade"])
+    expected = mixed_rows("rejection", seed=3)
+    play(decoder, expected)
+    for order in itertools.permutations(range(5)):
+        rows = mixed_rows("rejection", seed=3)
+        play(decoder, [rows[row] for row in order])
+        assert [row.tokens for row in rows] == [row.tokens for row in expected]
+
+
+# The walk: one mask for p and q, and a grammar that stands where the tokens end
+
+
+class Stubborn(Drafter):
+    """Proposes the same token, legal or not, without walking over it."""
+
+    name = "stubborn"
+
+    def __init__(self, token: int) -> None:
+        self.token = token
+
+    def propose(self, batch: Batch, gamma: SequenceOf[int], walk: Walk) -> Draft:
+        spans = [[self.token] * n for n in gamma]
+        return Draft.of_spans(spans, [[self.name] * len(span) for span in spans], batch.device)
+
+
+class Illegal(Drafter):
+    """Proposes the first illegal token where there is one."""
+
+    name = "illegal"
+
+    def propose(self, batch: Batch, gamma: SequenceOf[int], walk: Walk) -> Draft:
+        masks = [walk.mask(row) for row in range(len(batch))]
+        spans = [
+            [int((~mask).nonzero()[0])] * n if mask is not None and not mask.all() else []
+            for mask, n in zip(masks, gamma, strict=True)
+        ]
+        return Draft.of_spans(spans, [[self.name] * len(span) for span in spans], batch.device)
+
+
+def path_of(tokens: SequenceOf[int]) -> list[int]:
+    """The states of the automaton along these tokens."""
+    matcher = automaton()
+    for token in tokens:
+        matcher.advance(token)
+    return matcher.path
+
+
+def matcher_of(sequence: Sequence) -> AutomatonMatcher:
+    assert isinstance(sequence.matcher, AutomatonMatcher)
+    return sequence.matcher
+
+
+@every_acceptance
+@pytest.mark.parametrize("cascade", [False, True], ids=["model", "cascade"])
+def test_p_and_q_see_the_same_masks(cascade: bool, acceptance: Acceptance, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, list[Tensor]] = {"p": [], "q": []}
+
+    def spy(side: str) -> object:
+        def spied(logits: Tensor, params: SequenceOf[SamplingParams], mask: Tensor | None = None) -> Tensor:
+            assert mask is not None
+            seen[side].append(mask)
+            return warp(logits, params, mask)
+
+        return spied
+
+    monkeypatch.setattr(agentspec.speculative, "warp", spy("p"))
+    monkeypatch.setattr(agentspec.drafters.model, "warp", spy("q"))
+    target, draft = TableModel(4, seed=0), TableModel(4, seed=1)
+    drafter = Cascade([ModelDrafter(draft)]) if cascade else ModelDrafter(draft)
+    compared = 0
+    for seed in range(20):
+        sequence = TASKS["constrained"].start("temperature 1", seed=seed, gamma=4, acceptance=acceptance)
+        while sequence.finish_reason is None:
+            seen["p"].clear(), seen["q"].clear()
+            SpeculativeDecoder(target, drafter).round(Batch([sequence]))
+            (p_masks,) = seen["p"][0]
+            # Where a forced token stands between, only p has a mask: its mask has one entry and no draft model ran.
+            asked = [mask for mask in p_masks[:-1] if not cascade or mask.sum() > 1]
+            assert len(asked) == len(seen["q"])
+            for p_mask, q_mask in zip(asked, seen["q"], strict=True):
+                assert torch.equal(p_mask, q_mask[0, 0])
+                compared += not p_mask.all()
+    assert compared > 20
+
+
+def test_the_matcher_stands_where_the_tokens_end() -> None:
+    """After every round, whatever was rejected of the draft."""
+    target, draft = TableModel(4, seed=0), TableModel(4, seed=1)
+    for name, drafter in drafters(target, draft).items():
+        for seed in range(10):
+            sequence = Task(4, max_tokens=12, matcher=automaton).start("temperature 1", seed=seed, gamma=3)
+            while sequence.finish_reason is None:
+                SpeculativeDecoder(target, drafter).round(Batch([sequence]))
+                emitted = [token for token in sequence.tokens if token not in sequence.end_tokens]
+                assert matcher_of(sequence).path == path_of(emitted), name
+
+
+def test_a_fully_rejected_draft_leaves_only_the_committed_token() -> None:
+    """The look-up walks over legal tokens; a greedy target that wants another one takes none of them."""
+
+    class Contrary(TableModel):
+        def logits(self, context: list[int]) -> Tensor:
+            return torch.tensor([0.0, 1.0, 0.0, 0.0], dtype=torch.float64)  # stays in the cycle on 1
+
+        def next_logits(self, contexts: SequenceOf[list[int]], last: SequenceOf[int]) -> Tensor:
+            return self.logits([]).expand(len(contexts), max(last), 4)
+
+    sequence = Task(4, matcher=automaton, prompt=(3, 0, 2, 0, 0, 2, 0, 3)).start("greedy", seed=0, gamma=4)
+    target = Contrary(4)
+    decoder = SpeculativeDecoder(target, drafters(target, target)["lookup"])
+    stats = decoder.round(Batch([sequence]))
+    assert stats.rows[0].drafted["forced"] + stats.rows[0].drafted["lookup"] == 4
+    assert sequence.tokens == [1]
+    assert matcher_of(sequence).path == [0, 0]
+
+
+@pytest.mark.parametrize("drafter", [Illegal(), *map(Stubborn, range(4))], ids=["illegal", *map(str, range(4))])
+def test_bad_drafts_change_nothing(drafter: Drafter) -> None:
+    for setting, task in itertools.product(SETTINGS, [TASKS["constrained"], Task(4)]):
+        target, _ = table_models(task, seed=1)
+        round_ = SpeculativeDecoder(target, drafter, gamma=2).round
+        assert largest_error(task.emitted(round_, setting), task.plain(target, setting)) < ROUNDING
+
+
+def test_an_illegal_draft_is_never_accepted() -> None:
+    target, _ = table_models(TASKS["constrained"], seed=0)
+    sequences = [Task(4, max_tokens=12, matcher=automaton).start("greedy", gamma=3) for _ in range(2)]
+    ((drafted, accepted),) = play(SpeculativeDecoder(target, Illegal()), sequences[:1])
+    play(SpeculativeDecoder(target), sequences[1:])
+    assert sequences[0].tokens == sequences[1].tokens
+    assert drafted.total() > 0
+    assert accepted.total() == 0

@@ -8,11 +8,11 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from agentspec import embedded
 from agentspec.drafters import Drafter
 from agentspec.drafters.cascade import Cascade
 from agentspec.drafters.lookup import PromptLookupDrafter
 from agentspec.drafters.model import ModelDrafter
+from agentspec.embedded import path as embedded_path
 from agentspec.engine import LocalEngine
 from agentspec.errors import IncompatiblePairError, ModelLoadError
 from agentspec.models.causal_lm import CausalLM
@@ -82,7 +82,7 @@ def load_tokenizer(name: str, revision: str | None = None) -> Any:
     Raises:
         ModelLoadError: where there is none.
     """
-    path = embedded.path() if name == EMBEDDED else name
+    path = embedded_path() if name == EMBEDDED else name
     try:
         return AutoTokenizer.from_pretrained(path, **({} if revision is None else {"revision": revision}))
     except Exception as error:  # transformers and the hub raise nearly every type here
@@ -112,7 +112,7 @@ def check_same_tokens(target: str, target_tokenizer: Any, draft: str, draft_toke
 
 def _load_model(name: str, revision: str | None, spec: PairSpec, tokens: int) -> CausalLM:
     return CausalLM.from_pretrained(
-        embedded.path() if name == EMBEDDED else name,
+        embedded_path() if name == EMBEDDED else name,
         device=spec.device,
         dtype=spec.dtype,
         revision=revision,

@@ -97,12 +97,11 @@ class _Member:
         """Send what is new and settled."""
         sequence, finished = self.sequence, self.sequence.finish_reason is not None
         tokens, text = sequence.tokens[self._told_tokens : sequence.settled_length], sequence.settled_text
-        if finished:
-            self.stats.new_tokens = sequence.length
-            self.stats.total_s = time.perf_counter() - self._arrived
         if not (tokens or finished):
             return
-        self.stats.ttft_s = self.stats.ttft_s or time.perf_counter() - self._arrived
+        since_arrival = time.perf_counter() - self._arrived
+        self.stats.ttft_s = self.stats.ttft_s or since_arrival
+        self.stats.total_s, self.stats.new_tokens = since_arrival, sequence.length
         self.job.send(
             Delta(
                 self.index,

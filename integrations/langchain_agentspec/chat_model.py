@@ -11,7 +11,6 @@ from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackMana
 from langchain_core.language_models import BaseChatModel, LanguageModelInput, ModelProfile
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
 from langchain_core.tools import BaseTool
@@ -22,7 +21,7 @@ from pydantic import ConfigDict, Field, field_validator
 from agentspec import Delta, InvalidRequestError, LocalEngine, Request, SamplingParams
 from agentspec.chat import AnswerParser, ChatFormat
 from agentspec.pairs import EMBEDDED, PairSpec, shared_engine
-from langchain_agentspec.forms import chosen_tools, final_schema
+from langchain_agentspec.forms import WholeJsonParser, WholePydanticParser, chosen_tools, final_schema
 from langchain_agentspec.messages import ChunkMaker, to_chat, to_message
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "logprobs")
@@ -194,9 +193,9 @@ class ChatAgentSpec(BaseChatModel):
             **kwargs,
         )
         parser: Runnable[Any, Any] = (
-            PydanticOutputParser(pydantic_object=schema)
+            WholePydanticParser(pydantic_object=schema)
             if isinstance(schema, type) and is_basemodel_subclass(schema)
-            else JsonOutputParser()
+            else WholeJsonParser()
         )
         if not include_raw:
             return llm | parser

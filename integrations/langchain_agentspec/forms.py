@@ -1,9 +1,13 @@
-"""The forms in which LangChain states what an answer may be: ``tool_choice`` and ``response_format``."""
+"""The forms in which LangChain states what an answer may be, and reads it: tool_choice, response_format, parsers."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+from langchain_core.exceptions import OutputParserException
+from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
+from langchain_core.outputs import Generation
 from langchain_core.utils.function_calling import convert_to_json_schema
 
 from agentspec import InvalidRequestError
@@ -60,3 +64,33 @@ def final_schema(response_format: Any) -> dict[str, Any] | None:
         "response_format must be a class, a JSON Schema, or {'type': 'json_schema', 'json_schema': {'schema': ...}}, "
         f"{{'type': 'json_object'}} or {{'type': 'text'}}; got {response_format!r}."
     )
+
+
+class WholeJsonParser(JsonOutputParser):
+    """JSON that is whole: what was cut short is an error, not a smaller object. Streams partial objects."""
+
+    def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
+        """The value; while streaming (``partial``), what there is of it."""
+        _expect_whole(result, partial)
+        return super().parse_result(result, partial=partial)
+
+
+class WholePydanticParser(PydanticOutputParser[Any]):
+    """As ``WholeJsonParser``, to instances of a pydantic class."""
+
+    def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
+        """The instance."""
+        _expect_whole(result, partial)
+        return super().parse_result(result, partial=partial)
+
+
+def _expect_whole(result: list[Generation], partial: bool) -> None:
+    if partial:
+        return
+    try:
+        json.loads(result[0].text)
+    except json.JSONDecodeError as error:
+        raise OutputParserException(
+            f"Expected a whole JSON value, got one that was cut short (raise max_tokens?): {result[0].text!r}",
+            llm_output=result[0].text,
+        ) from error

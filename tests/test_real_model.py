@@ -1,0 +1,158 @@
+"""The embedded model itself, float32 on the CPU: speculation changes no id, and constrained calls are always valid."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+from tiny import llama
+
+from agentspec import (
+    Cascade,
+    CausalLM,
+    Drafter,
+    LocalEngine,
+    ModelDrafter,
+    PromptLookupDrafter,
+    Request,
+    SamplingParams,
+    SpeculativeDecoder,
+)
+from agentspec.chat import AnswerParser, ChatFormat
+
+pytestmark = pytest.mark.embedded
+
+NEW_TOKENS = 32
+
+
+def drafters(vocab_size: int) -> dict[str, Drafter]:
+    """Look-up, a draft model that is nearly always wrong, and both in a cascade."""
+    wrong = ModelDrafter(CausalLM(llama(vocab_size=vocab_size)))
+    return {"lookup": PromptLookupDrafter(), "model": wrong, "cascade": Cascade([PromptLookupDrafter(), wrong])}
+
+
+@pytest.fixture(scope="module")
+def prompts(shared_data: Path, embedded_model: tuple[CausalLM, Any]) -> list[list[int]]:
+    """40 real prompts as chat turns, the shortest of each category first."""
+    rows = [json.loads(line) for line in (shared_data / "prompts.jsonl").read_text().splitlines()]
+    chat = ChatFormat(embedded_model[1])
+    rendered = [chat.render([{"role": "user", "content": row["turns"][0]}]) for row in rows]
+    return sorted(rendered, key=len)[:40]
+
+
+@pytest.fixture
+def engine(embedded_model: tuple[CausalLM, Any]) -> Iterator[LocalEngine]:
+    target, tokenizer = embedded_model
+    engine = LocalEngine(SpeculativeDecoder(target, Cascade([PromptLookupDrafter()]), gamma=4), tokenizer)
+    yield engine
+    engine.close()
+
+
+def test_greedy_ids_equal_those_of_transformers_generate(
+    embedded_model: tuple[CausalLM, Any], engine: LocalEngine, prompts: list[list[int]], record_property: Any
+) -> None:
+    target, tokenizer = embedded_model
+    params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS)
+    ours = [samples[0].tokens for samples in engine.generate([Request(prompt, params) for prompt in prompts])]
+    compared = 0
+    for prompt, tokens in zip(prompts, ours, strict=True):
+        ids = torch.tensor([prompt])
+        generated = target.model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=NEW_TOKENS,
+            do_sample=False,
+            pad_token_id=tokenizer.eos_token_id,
+        )
+        assert list(tokens) == generated[0, len(prompt) :].tolist()
+        compared += len(tokens)
+    record_property("ids_compared", compared)
+    assert len(prompts) == 40
+    assert compared > 600
+
+
+@pytest.mark.parametrize("name", ["lookup", "model", "cascade"])
+def test_coupled_text_does_not_depend_on_speculation(
+    embedded_model: tuple[CausalLM, Any], prompts: list[list[int]], name: str
+) -> None:
+    target, tokenizer = embedded_model
+    engine = LocalEngine(SpeculativeDecoder(target, drafters(target.vocab_size)[name], acceptance="coupled"), tokenizer)
+    texts = {}
+    for gamma in (0, 1, 4, 8):
+        requests = [
+            Request(prompt, SamplingParams(temperature=1, seed=seed, max_tokens=24), gamma=gamma)
+            for seed, prompt in enumerate(prompts[:4])
+        ]
+        texts[gamma] = [samples[0].tokens for samples in engine.generate(requests)]
+    engine.close()
+    assert len(set(texts[0])) == 4
+    assert texts[1] == texts[0]
+    assert texts[4] == texts[0]
+    assert texts[8] == texts[0]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.5])
+def test_every_finished_tool_call_validates(
+    engine: LocalEngine, embedded_model: tuple[CausalLM, Any], shared_data: Path, temperature: float
+) -> None:
+    """Rows of tools.jsonl, a call demanded: what finishes is a call of an offered tool with valid arguments."""
+    chat = ChatFormat(embedded_model[1])
+    rows = [json.loads(line) for line in (shared_data / "tools.jsonl").read_text().splitlines()][::20]
+    requests = [
+        Request(
+            chat.render(row["messages"], row["tools"]),
+            SamplingParams(temperature=temperature, seed=seed, max_tokens=120),
+            grammar=chat.answer_grammar(row["tools"], required=True),
+        )
+        for seed, row in enumerate(rows)
+    ]
+    finished = 0
+    for row, samples in zip(rows, engine.generate(requests), strict=True):
+        parser = AnswerParser(chat.dialect)
+        assert parser.push(samples[0].text) == ""
+        _, [call] = parser.finish()
+        assert call.is_complete == (samples[0].finish_reason == "stop")
+        if call.is_complete:
+            schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in row["tools"]}
+            jsonschema.validate(json.loads(call.arguments), schemas[call.name])
+            finished += 1
+    assert finished >= len(rows) // 2
+
+
+def test_forced_tokens_save_target_calls(engine: LocalEngine, embedded_model: tuple[CausalLM, Any]) -> None:
+    chat = ChatFormat(embedded_model[1])
+    tool = {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "The weather of a city.",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        },
+    }
+    prompt = chat.render([{"role": "user", "content": "What is the weather in Paris?"}], [tool])
+    grammar = chat.answer_grammar([tool], required=True)
+    params = SamplingParams(temperature=0, max_tokens=64)
+    [[plain], [fast]] = engine.generate([Request(prompt, params, grammar, gamma=gamma) for gamma in (0, 4)])
+    assert (
+        fast.text == plain.text == '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+    )
+    assert plain.stats.target_calls == len(plain.tokens)
+    assert fast.stats.target_calls * 3 <= plain.stats.target_calls
+
+
+def test_the_next_turn_finds_the_last_one_in_the_cache(
+    engine: LocalEngine, embedded_model: tuple[CausalLM, Any]
+) -> None:
+    chat = ChatFormat(embedded_model[1])
+    first = [{"role": "user", "content": "Name a colour."}]
+    [[answer]] = engine.generate([Request(chat.render(first), SamplingParams(temperature=0, max_tokens=40))])
+    second = [*first, {"role": "assistant", "content": answer.text}, {"role": "user", "content": "Another."}]
+    prompt = chat.render(second)
+    [[again]] = engine.generate([Request(prompt, SamplingParams(temperature=0, max_tokens=4))])
+    assert again.stats.cached_tokens >= len(chat.render(first)) + len(answer.tokens) - 1
+    assert prompt[: len(chat.render(first)) + len(answer.tokens)] == chat.render(first) + list(answer.tokens)

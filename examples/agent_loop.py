@@ -53,10 +53,10 @@ def keep_course(request: ModelRequest, handler: Callable[[ModelRequest], ModelRe
     return handler(request.override(tool_choice=COURSE[done] if done < len(COURSE) else "none"))
 
 
-def run(gamma: int | str, name: str) -> tuple[list[BaseMessage], AgentRun]:
+def run(gamma: int | str, name: str, **settings: Any) -> tuple[list[BaseMessage], AgentRun]:
     """One agent run: the conversation, and its account."""
     agent: Any = create_agent(
-        ChatAgentSpec(gamma=gamma, max_tokens=96),
+        ChatAgentSpec(gamma=gamma, max_tokens=96, **settings),
         tools=[get_price, convert_dollars, list_items],
         middleware=[keep_course],
     )

@@ -1,0 +1,150 @@
+"""The model steps of the demo agent: transformers' ``generate`` with the same masks, agentspec plain, and speculative.
+
+Run ``python examples/benchmark/agent_steps.py [--repeats 5]``. The requests of one run of ``examples/agent_loop.py``
+are recorded and replayed from an empty cache by each of the three in turn; all must give the same ids (greedy). Prints
+the median seconds of the whole loop and the median of the ratios within a repeat.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import runpy
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+
+from agentspec import LocalEngine, Request
+from agentspec.constraints import Matcher, compiler
+from agentspec.pairs import PairSpec, load_engine
+
+DEMO = Path(__file__).resolve().parents[1] / "agent_loop.py"
+
+
+class Follower:
+    """Keeps a matcher level with the ids that ``generate`` has emitted."""
+
+    def __init__(self, matcher: Matcher, prompt_length: int) -> None:
+        self._matcher, self._seen = matcher, prompt_length
+
+    def follow(self, input_ids: torch.Tensor) -> Matcher:
+        for token in input_ids[0, self._seen :].tolist():
+            self._matcher.advance(token)
+        self._seen = input_ids.shape[1]
+        return self._matcher
+
+
+class Masks(LogitsProcessor):  # type: ignore[misc]
+    """The masks that agentspec uses, for ``generate``."""
+
+    def __init__(self, follower: Follower, end_token: int) -> None:
+        self._follower, self._end_token = follower, end_token
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        matcher = self._follower.follow(input_ids)
+        allowed = matcher.allowed()
+        allowed[self._end_token] = matcher.is_complete()
+        return scores.masked_fill(~allowed, -torch.inf)
+
+
+class GrammarIsOver(StoppingCriteria):  # type: ignore[misc]
+    """Ends ``generate`` where agentspec ends: when nothing may follow."""
+
+    def __init__(self, follower: Follower) -> None:
+        self._follower = follower
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        matcher = self._follower.follow(input_ids)
+        return torch.tensor([matcher.is_complete() and not bool(matcher.allowed().any())])
+
+
+def record(engine: LocalEngine) -> list[Request]:
+    """The requests of one run of the demo."""
+    requests: list[Request] = []
+    stream = engine.stream
+
+    def recording(request: Request) -> Any:
+        requests.append(request)
+        return stream(request)
+
+    engine.stream = recording  # type: ignore[method-assign]
+    demo = runpy.run_path(str(DEMO))
+    demo["run"]("auto", "recorded", engine=engine)
+    del engine.stream  # type: ignore[method-assign]
+    return requests
+
+
+def by_engine(engine: LocalEngine, gamma: int | None) -> Callable[[Request], list[int]]:
+    def decode(request: Request) -> list[int]:
+        return list(engine.generate([replace(request, gamma=gamma)])[0][0].tokens)
+
+    return decode
+
+
+def by_generate(engine: LocalEngine) -> Callable[[Request], list[int]]:
+    target: Any = engine.decoder.target
+    grammars = compiler(engine.tokenizer, target.vocab_size)
+
+    def decode(request: Request) -> list[int]:
+        ids = torch.tensor([request.prompt])
+        options: dict[str, Any] = {}
+        if request.grammar is not None:
+            follower = Follower(grammars.matcher(request.grammar), len(request.prompt))
+            options = {
+                "logits_processor": LogitsProcessorList([Masks(follower, engine.tokenizer.eos_token_id)]),
+                "stopping_criteria": StoppingCriteriaList([GrammarIsOver(follower)]),
+            }
+        out = target.model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=request.params.max_tokens,
+            do_sample=False,
+            pad_token_id=engine.tokenizer.eos_token_id,
+            **options,
+        )
+        return [int(token) for token in out[0, ids.shape[1] :]]
+
+    return decode
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=5)
+    repeats = parser.parse_args().repeats
+
+    engine = load_engine(PairSpec(device="cpu"))
+    target: Any = engine.decoder.target
+    requests = record(engine)
+    systems = {
+        "transformers generate, same masks": by_generate(engine),
+        "agentspec, speculation off": by_engine(engine, 0),
+        "agentspec": by_engine(engine, None),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in systems}
+    answers: dict[str, list[list[int]]] = {}
+    for _ in range(repeats):
+        for name, decode in systems.items():
+            target.kv.clear()
+            started = time.perf_counter()
+            answers[name] = [decode(request) for request in requests]
+            seconds[name].append(time.perf_counter() - started)
+    reference, *others = answers.values()
+    tokens = sum(map(len, reference))
+    print(f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}")
+    print(f"{len(requests)} steps, {tokens} tokens, prompts of {[len(r.prompt) for r in requests]} tokens")
+    differing = sum(ids != ours for other in others for ids, ours in zip(reference, other, strict=True))
+    print(f"answers that differ from generate's: {differing}")
+    slowest = seconds["transformers generate, same masks"]
+    for name, measured in seconds.items():
+        ratio = statistics.median(slow / fast for slow, fast in zip(slowest, measured, strict=True))
+        print(f"{name:36s} {statistics.median(measured):6.2f} s   {ratio:5.2f} times faster than generate")
+
+
+if __name__ == "__main__":
+    main()

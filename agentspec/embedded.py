@@ -221,4 +221,7 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    print(path())
+    try:
+        print(path())
+    except ModelLoadError as error:
+        sys.exit(f"agentspec: {error}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -105,6 +107,21 @@ def test_the_second_call_neither_fetches_nor_converts(
     monkeypatch.setattr(embedded, "_fetch", fail)
     monkeypatch.setattr(embedded, "_convert", fail)
     assert embedded.path() == first
+
+
+def test_a_process_that_waited_for_another_uses_what_that_one_made(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = cache / embedded.folder_name()
+
+    @contextmanager
+    def held_until_the_other_is_done(_: str) -> Iterator[None]:
+        folder.mkdir()
+        yield
+
+    monkeypatch.setattr(embedded, "FileLock", held_until_the_other_is_done)
+    monkeypatch.setattr(embedded, "_install", fail)
+    assert embedded.path() == folder
 
 
 def test_an_interrupted_conversion_leaves_nothing_and_the_next_one_starts_afresh(

@@ -199,7 +199,12 @@ class LocalEngine:
         params, prompt, vocab_size = request.params, list(request.prompt), self.decoder.target.vocab_size
         if not prompt:
             raise InvalidRequestError("The prompt is empty; a model needs at least one token to go on from.")
-        for name, ids in (("prompt", prompt), ("stop_token_ids", params.stop_token_ids)):
+        for name, ids in (
+            ("prompt", prompt),
+            ("stop_token_ids", params.stop_token_ids),
+            ("banned_token_ids", params.banned_token_ids),
+            ("logit_bias", params.logit_bias),
+        ):
             outside = [i for i in ids if not 0 <= i < vocab_size]
             if outside:
                 raise InvalidRequestError(f"{name} holds ids outside the vocabulary of {vocab_size}: {outside[:5]}.")

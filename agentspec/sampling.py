@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Literal
 
@@ -21,6 +22,9 @@ from agentspec.errors import InvalidRequestError
 
 MASK_64 = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
+
+LogitsProcessor = Callable[[list[int], Tensor], Tensor]
+"""``(prefix, logits [V]) -> logits [V]``."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,17 @@ class SamplingParams:
         stop_token_ids: ids that end the sequence beside the tokenizer's own end tokens; emitted in ``tokens``, not in
             ``text``.
         logprobs: None for none, else how many alternatives to report beside each emitted token.
+        raw_logprobs: report the model's own probabilities in place of those of the law that was drawn from.
+        include_stop: keep a stop string in the text, and its tokens.
+        min_tokens: end tokens are illegal before this many tokens (a stop string or the end of a grammar still ends).
+        repetition_penalty: divides positive and multiplies negative scores of tokens seen in prompt or text (Keskar
+            et al. 2019); 1 leaves them.
+        presence_penalty: subtracted from the scores of tokens in the text.
+        frequency_penalty: likewise, times their count.
+        logit_bias: added to the scores of these ids.
+        banned_token_ids: never emitted.
+        logits_processor: functions ``(prefix, logits) -> logits`` of the ids so far and the scores ``[V]`` after them,
+            applied in order behind penalties and bias; they must depend on nothing else.
 
     Raises:
         InvalidRequestError: for a value outside its range.
@@ -52,10 +67,20 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
+    raw_logprobs: bool = False
+    include_stop: bool = False
+    min_tokens: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    banned_token_ids: tuple[int, ...] = ()
+    logits_processor: tuple[LogitsProcessor, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        for name in ("stop_token_ids", "banned_token_ids", "logits_processor"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         rules: tuple[tuple[str, bool, str], ...] = (
             ("temperature", math.isfinite(self.temperature) and self.temperature >= 0, "a finite number >= 0"),
             ("top_p", 0 < self.top_p <= 1, "in (0, 1]"),
@@ -65,28 +90,80 @@ class SamplingParams:
             ("stop", all(isinstance(s, str) and s for s in self.stop), "non-empty strings"),
             ("stop_token_ids", all(i >= 0 for i in self.stop_token_ids), "ids >= 0"),
             ("logprobs", self.logprobs is None or self.logprobs >= 0, "None or an integer >= 0"),
+            ("min_tokens", 0 <= self.min_tokens <= self.max_tokens, f"in [0, max_tokens={self.max_tokens}]"),
+            ("repetition_penalty", 0 < self.repetition_penalty < math.inf, "a finite number > 0"),
+            ("presence_penalty", math.isfinite(self.presence_penalty), "a finite number"),
+            ("frequency_penalty", math.isfinite(self.frequency_penalty), "a finite number"),
+            ("logit_bias", all(math.isfinite(v) for v in self.logit_bias.values()), "finite (banned_token_ids bans)"),
+            ("banned_token_ids", all(i >= 0 for i in self.banned_token_ids), "ids >= 0"),
+            ("logits_processor", all(map(callable, self.logits_processor)), "functions (prefix, logits) -> logits"),
         )
         for name, holds, expected in rules:
             if not holds:
                 raise InvalidRequestError(f"{name} must be {expected}, got {getattr(self, name)!r}.")
 
+    @property
+    def adjusts(self) -> bool:
+        """Whether the law depends on more than scores, mask and filters."""
+        penalties = (self.repetition_penalty != 1, self.presence_penalty, self.frequency_penalty)
+        return any((*penalties, self.logit_bias, self.banned_token_ids, self.min_tokens, self.logits_processor))
 
-def warp(logits: Tensor, params: Sequence[SamplingParams], mask: Tensor | None = None) -> Tensor:
+
+@dataclass(frozen=True)
+class Prefix:
+    """What stands before the positions of one row: position k follows all but the last ``positions - 1 - k`` tokens.
+
+    Args:
+        tokens: prompt, text and draft.
+        prompt_length: how many of them are the prompt.
+        positions: how many positions the row has.
+        end_tokens: ids that end the sequence.
+    """
+
+    tokens: list[int]
+    prompt_length: int
+    positions: int
+    end_tokens: frozenset[int]
+
+    def before(self, k: int) -> list[int]:
+        """The tokens before position k."""
+        return self.tokens[: len(self.tokens) - self.positions + 1 + k]
+
+
+def warp(
+    logits: Tensor,
+    params: Sequence[SamplingParams],
+    mask: Tensor | None = None,
+    prefixes: Sequence[Prefix] | None = None,
+) -> Tensor:
     """The law a token is drawn from, given its scores. The order of the steps is part of the contract.
 
-    Grammar mask first (or top-k could leave no legal token), then temperature, top-k, top-p, min-p.
+    Penalties and bias, the grammar's mask (before top-k, which could leave no legal token), temperature, top-k, top-p,
+    min-p.
 
     Args:
         logits: ``[B, K, V]`` scores.
         params: one per row.
         mask: ``[B, K, V]`` bool, True where a token is legal; None where every token is.
+        prefixes: one per row; needed where ``params`` look at them (``SamplingParams.adjusts``).
 
     Returns:
         ``[B, K, V]`` probabilities, float32 or wider; greedy rows are one-hot.
+
+    Raises:
+        InvalidRequestError: where bans or a processor leave no legal token, or a processor returns no scores.
     """
     scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    adjusted = [b for b, p in enumerate(params) if p.adjusts]
+    if adjusted and prefixes is not None:
+        scores = scores.clone()
+        for b in adjusted:
+            for k in range(prefixes[b].positions):
+                scores[b, k] = _adjust(scores[b, k], params[b], prefixes[b], k)
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf)
+    for b in adjusted:
+        _expect_legal_token(scores[b, : prefixes[b].positions] if prefixes else scores[b])
     scores = _apply_temperature(scores, [p.temperature for p in params])
     for keep, values, neutral in (
         (_keep_top_k, [p.top_k for p in params], 0),
@@ -98,6 +175,44 @@ def warp(logits: Tensor, params: Sequence[SamplingParams], mask: Tensor | None =
             setting = scores.new_tensor([values[b] for b in rows]).view(-1, 1, 1)
             scores = scores.index_copy(0, _index(rows, scores), keep(scores[rows], setting))
     return scores.softmax(-1)
+
+
+def _adjust(scores: Tensor, params: SamplingParams, prefix: Prefix, k: int) -> Tensor:
+    """The scores ``[V]`` of position k under penalties, bias, bans and processors."""
+    seen = prefix.before(k)
+    text = seen[prefix.prompt_length :]
+    if params.repetition_penalty != 1:
+        ids = _index(sorted(set(seen)), scores)
+        penalised = scores[ids]
+        factor = params.repetition_penalty
+        scores = scores.index_copy(0, ids, torch.where(penalised > 0, penalised / factor, penalised * factor))
+    counts = Counter(text)
+    steps = {i: -params.presence_penalty - params.frequency_penalty * n for i, n in counts.items()}
+    for shift in (steps if params.presence_penalty or params.frequency_penalty else {}, params.logit_bias):
+        if shift:
+            scores = scores.index_add(0, _index(list(shift), scores), scores.new_tensor(list(shift.values())))
+    ends = prefix.end_tokens if len(text) < params.min_tokens else ()
+    illegal = [*params.banned_token_ids, *ends]
+    if illegal:
+        scores = scores.index_fill(0, _index(illegal, scores), -math.inf)
+    for processor in params.logits_processor:
+        processed = processor(seen, scores.clone())
+        if not isinstance(processed, Tensor) or processed.shape != scores.shape or bool(processed.isnan().any()):
+            found = tuple(processed.shape) if isinstance(processed, Tensor) else type(processed).__name__
+            raise InvalidRequestError(
+                f"A logits_processor must return scores of shape {tuple(scores.shape)} without NaN, got {found}"
+                f"{' with NaN' if found == tuple(scores.shape) else ''}."
+            )
+        scores = processed.to(scores)
+    return scores
+
+
+def _expect_legal_token(scores: Tensor) -> None:
+    """Raise where a position ``[K, V]`` has no token of any probability."""
+    if bool((scores == -math.inf).all(-1).any()):
+        raise InvalidRequestError(
+            "Banned ids, min_tokens, a logits_processor and the grammar together leave no token to emit; loosen one."
+        )
 
 
 def _index(rows: list[int], like: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
-from agentspec.errors import EngineClosedError
+from agentspec.errors import EngineClosedError, InvalidRequestError
 from agentspec.models import cached_tokens
 from agentspec.sequence import Batch, FinishReason, Sequence, TokenLogprob
 from agentspec.speculative import SpeculativeDecoder
@@ -188,15 +188,23 @@ class Scheduler:
             self._running.append(member)
 
     def _round(self, members: list[_Member]) -> None:
-        """A round for sequences of one acceptance rule. What goes wrong in it is theirs alone."""
+        """A round for sequences of one acceptance rule. What goes wrong in it is theirs alone.
+
+        A request that turns out to be impossible (its grammar or processor leaves no token) must not take its mates
+        along: the round changed nothing, so each plays it again by itself.
+        """
         members = [m for m in members if not m.job.is_over]
         if not members:
             return
         try:
             stats: RoundStats = self._decoder.round(Batch([m.sequence for m in members], self._decoder.device))
         except Exception as error:
-            for member in members:
-                member.job.fail(error)
+            if isinstance(error, InvalidRequestError) and len(members) > 1:
+                for member in members:
+                    self._round([member])
+            else:
+                for member in members:
+                    member.job.fail(error)
             return
         for member, row in zip(members, stats.rows, strict=True):
             member.stats.add_round(row, stats.seconds)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from agentspec.detokenizer import Detokenizer, overlap
-from agentspec.sampling import DICE, Acceptance, Dice, SamplingParams, fresh_seed
+from agentspec.sampling import DICE, Acceptance, Dice, Prefix, SamplingParams, fresh_seed
 
 
 class FinishReason(StrEnum):
@@ -167,7 +167,7 @@ class Sequence:
         self.finish_reason = reason
         if self._detokenizer is not None:
             self._detokenizer.flush()
-        if self._cut is not None:
+        if self._cut is not None and not self.params.include_stop:
             ends = enumerate([0, *self._text_ends])
             kept = next((i for i, end in ends if end is not None and end >= self._cut), self.length)
             del self.context[self.prompt_length + kept :]
@@ -181,9 +181,9 @@ class Sequence:
         if not self.params.stop or self._detokenizer is None:
             return False
         text = self._detokenizer.text
-        found = [text.find(stop, max(0, self._searched - len(stop) + 1)) for stop in self.params.stop]
+        found = [(text.find(stop, max(0, self._searched - len(stop) + 1)), len(stop)) for stop in self.params.stop]
         self._searched = len(text)
-        self._cut = min((at for at in found if at >= 0), default=None)
+        self._cut = min((at + self.params.include_stop * n for at, n in found if at >= 0), default=None)
         return self._cut is not None
 
     def _grammar_is_over(self) -> bool:
@@ -215,6 +215,13 @@ class Batch:
     def __len__(self) -> int:
         return len(self.sequences)
 
+    def prefixes(self, spans: SequenceOf[list[int]]) -> list[Prefix]:
+        """What stands before every position of a drafted span and behind it."""
+        return [
+            Prefix(context, s.prompt_length, len(span) + 1, s.end_tokens)
+            for s, context, span in zip(self.sequences, self.contexts(spans), spans, strict=True)
+        ]
+
     def contexts(self, spans: SequenceOf[list[int]]) -> list[list[int]]:
         """The whole context of every row, its drafted span behind it."""
         return [s.context + span for s, span in zip(self.sequences, spans, strict=True)]
@@ -224,23 +231,25 @@ class Batch:
         """Seconds spent so far on the text of the batch's sequences."""
         return sum(s.detokenize_seconds for s in self.sequences)
 
-    def commit(self, blocks: SequenceOf[list[int]], laws: Tensor) -> list[int]:
+    def commit(self, blocks: SequenceOf[list[int]], p: Tensor, logits: Tensor) -> list[int]:
         """Extend every sequence by its block; how many tokens each took.
 
         Args:
             blocks: accepted tokens and the recovered or bonus token, per row.
-            laws: ``[B, K+1, V]``, the p that each position of the block was drawn from.
+            p: ``[B, K+1, V]``, the law that each position of the block was drawn from.
+            logits: ``[B, K+1, V]``, the target's scores that it was made of.
         """
         return [
-            _commit_row(sequence, block, laws[b])
-            for b, (sequence, block) in enumerate(zip(self.sequences, blocks, strict=True))
+            _commit_row(s, block, p[b], logits[b])
+            for b, (s, block) in enumerate(zip(self.sequences, blocks, strict=True))
         ]
 
 
-def _commit_row(sequence: Sequence, block: list[int], laws: Tensor) -> int:
+def _commit_row(sequence: Sequence, block: list[int], p: Tensor, logits: Tensor) -> int:
     taken = sequence.extend(block)
     if sequence.params.logprobs is not None:
-        sequence.logprobs += _logprobs(block[:taken], laws[:taken], sequence.params.logprobs)
+        laws = logits[:taken].float().softmax(-1) if sequence.params.raw_logprobs else p[:taken]
+        sequence.logprobs += _logprobs(block[:taken], laws, sequence.params.logprobs)
         del sequence.logprobs[sequence.length :]
     return taken
 

@@ -107,18 +107,20 @@ class SpeculativeDecoder:
         """One round: draft, one target pass, verdict, commit. Every row of the batch gains at least one token."""
         laps = Laps()
         walk = Walk(batch)
-        draft = self.drafter.propose(batch, self.draft_length(batch), walk)  # x_1 .. x_gamma from q
-        laps.lap("draft_s")
-        laps.move(walk.seconds, "draft_s", to="mask_s")
-        logits = self.target.next_logits(batch.contexts(draft.spans), [len(span) + 1 for span in draft.spans])
-        laps.lap("verify_s")
-        masks = walk.masks(draft.spans)
-        laps.lap("mask_s")
-        p = warp(logits, batch.params, masks)
-        verdict = VERIFY[batch.acceptance](p, draft, batch.dice)
-        walk.settle()
+        try:
+            draft = self.drafter.propose(batch, self.draft_length(batch), walk)  # x_1 .. x_gamma from q
+            laps.lap("draft_s")
+            laps.move(walk.seconds, "draft_s", to="mask_s")
+            logits = self.target.next_logits(batch.contexts(draft.spans), [len(span) + 1 for span in draft.spans])
+            laps.lap("verify_s")
+            masks = walk.masks(draft.spans)
+            laps.lap("mask_s")
+            p = warp(logits, batch.params, masks, batch.prefixes(draft.spans))
+            verdict = VERIFY[batch.acceptance](p, draft, batch.dice)
+        finally:
+            walk.settle()  # until the commit a round changes nothing, so that one that fails can be played again
         before = batch.detokenize_seconds
-        rows = _commit(batch, draft, verdict, p, walk)
+        rows = _commit(batch, draft, verdict, walk, p, logits)
         laps.lap("sample_s")
         laps.move(batch.detokenize_seconds - before, "sample_s", to="detokenize_s")
         return RoundStats(rows, laps.seconds)
@@ -129,11 +131,13 @@ class SpeculativeDecoder:
         self.drafter.prefill(contexts)
 
 
-def _commit(batch: Batch, draft: Draft, verdict: Verdict, p: Tensor, walk: Walk) -> tuple[RowStats, ...]:
+def _commit(
+    batch: Batch, draft: Draft, verdict: Verdict, walk: Walk, p: Tensor, logits: Tensor
+) -> tuple[RowStats, ...]:
     """Commit accepted prefix and last token of every row; count what each drafter proposed and what was kept of it."""
     accepted, last = verdict.accepted.tolist(), verdict.token.tolist()
     blocks = [[*span[:n], token] for span, n, token in zip(draft.spans, accepted, last, strict=True)]
-    committed = batch.commit(blocks, p)
+    committed = batch.commit(blocks, p, logits)
     counts = []
     for row, (n, taken) in enumerate(zip(accepted, committed, strict=True)):
         names = [name if choice else FORCED for name, choice in zip(draft.sources[row], walk.choices(row), strict=True)]

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from agentspec import Batch, Cascade, Drafter, ModelDrafter, PromptLookupDrafter, SamplingParams, Sequence
 from agentspec.drafters import NoDrafter
-from agentspec.sampling import Dice, Role, warp
+from agentspec.sampling import Dice, Prefix, Role, warp
 from agentspec.sequence import Matcher
 
 Text = tuple[int, ...]
@@ -231,7 +231,9 @@ def plain_law(
             mask = state.allowed()
             mask[list(end_tokens)] = state.is_complete()
             mask = mask[None, None]
-        p = warp(model.logits(prompt + list(emitted))[None, None], [params], mask)[0, 0]
+        context = prompt + list(emitted)
+        prefix = Prefix(context, len(prompt), 1, end_tokens)
+        p = warp(model.logits(context)[None, None], [params], mask, [prefix])[0, 0]
         for token, mass in enumerate(p.tolist()):
             if mass > 0:
                 grow((*emitted, token), probability * mass)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from agentspec.errors import GrammarError
+from agentspec.sampling import Prefix
 from agentspec.sequence import Batch, Matcher
 from agentspec.sequence import Sequence as TokenSequence
 
@@ -104,6 +105,11 @@ class Walk:
     def context(self, row: int) -> list[int]:
         """The row's context with the drafted prefix behind it."""
         return self._rows[row].sequence.context + self._rows[row].tokens
+
+    def prefix(self, row: int) -> Prefix:
+        """What stands before the position where the walk stands."""
+        sequence = self._rows[row].sequence
+        return Prefix(self.context(row), sequence.prompt_length, 1, sequence.end_tokens)
 
     def is_open(self, row: int) -> bool:
         """Whether a drafter may go on here.

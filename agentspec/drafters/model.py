@@ -35,7 +35,8 @@ class ModelDrafter(Drafter):
             if not rows:
                 break
             logits = self.model.next_logits([walk.context(b) for b in rows], [1] * len(rows))
-            law = warp(logits, [batch.params[b] for b in rows], walk.stack(rows))[:, 0]  # [R, V]
+            params = [batch.params[b] for b in rows]
+            law = warp(logits, params, walk.stack(rows), [walk.prefix(b) for b in rows])[:, 0]  # [R, V]
             at = torch.tensor([walk.drafted(b) for b in rows], device=law.device)
             tokens = batch.dice.select(rows).draw(law, Role.DRAFT, at)
             if q is None:

@@ -15,6 +15,9 @@ from transformers.utils import logging as transformers_logging
 
 from agentspec.errors import ModelLoadError
 
+# These mask inside their attention by the length of the cache, from lengths on that no quick probe reaches.
+_LENGTH_BOUND = {"gpt_neo", "doge"}
+
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -123,6 +126,8 @@ def forward_keywords(model: PreTrainedModel) -> tuple[str, bool]:
             f"{kind} keeps a recurrent state, which cannot be addressed by position (a rejected draft could not be "
             "taken back); choose a model with plain attention layers"
         )
+    if model.config.model_type in _LENGTH_BOUND:
+        raise ModelLoadError(f"{kind} masks by the length of the cache, so rows of different lengths cannot share it")
     accepted = inspect.signature(inspect.unwrap(type(model).forward)).parameters
     if "position_ids" not in accepted:
         raise ModelLoadError(f"{kind} takes no position_ids, so rows of different lengths cannot share a forward")

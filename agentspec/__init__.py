@@ -1,6 +1,5 @@
 """agentspec: exact speculative decoding for agents on open models."""
 
-from agentspec.constraints import Grammar
 from agentspec.draft_length import DraftLength, Fixed
 from agentspec.drafters import Draft, Drafter
 from agentspec.drafters.cascade import Cascade
@@ -16,6 +15,7 @@ from agentspec.errors import (
     InvalidRequestError,
     ModelLoadError,
 )
+from agentspec.grammar import Grammar
 from agentspec.models import LanguageModel
 from agentspec.models.causal_lm import CausalLM
 from agentspec.sampling import SamplingParams

@@ -12,9 +12,10 @@ from typing import Any, Protocol
 
 from agentspec.constraints import Grammar, GrammarCompiler, compiler
 from agentspec.detokenizer import Detokenizer
+from agentspec.dice import DICE, Acceptance, fresh_seed, sample_seed
 from agentspec.errors import ContextOverflowError, InvalidRequestError
 from agentspec.models import max_context
-from agentspec.sampling import DICE, Acceptance, SamplingParams, fresh_seed, sample_seed
+from agentspec.sampling import SamplingParams
 from agentspec.scheduler import Delta, Job, Scheduler
 from agentspec.sequence import FinishReason, Sequence, TokenLogprob
 from agentspec.speculative import SpeculativeDecoder

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from agentspec.detokenizer import Detokenizer, overlap
-from agentspec.sampling import DICE, Acceptance, Dice, Prefix, SamplingParams, fresh_seed
+from agentspec.dice import DICE, Acceptance, Dice, fresh_seed
+from agentspec.sampling import Prefix, SamplingParams
 
 
 class FinishReason(StrEnum):

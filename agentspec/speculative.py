@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from agentspec.constraints import Walk
+from agentspec.dice import DICE, Acceptance, Dice, Role
 from agentspec.draft_length import DraftLength, Fixed
 from agentspec.drafters import Draft, Drafter, NoDrafter
 from agentspec.models import LanguageModel
-from agentspec.sampling import DICE, Acceptance, Dice, Role, warp
+from agentspec.sampling import warp
 from agentspec.sequence import Batch
 from agentspec.stats import FORCED, Laps, RoundStats, RowStats
 

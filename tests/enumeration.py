@@ -22,7 +22,8 @@ from torch import Tensor
 
 from agentspec import Batch, Cascade, Drafter, ModelDrafter, PromptLookupDrafter, SamplingParams, Sequence
 from agentspec.drafters import NoDrafter
-from agentspec.sampling import Dice, Prefix, Role, warp
+from agentspec.dice import Dice, Role
+from agentspec.sampling import Prefix, warp
 from agentspec.sequence import Matcher
 
 Text = tuple[int, ...]
@@ -253,6 +254,9 @@ SETTINGS = {
     "top-p 0.8": SamplingParams(top_p=0.8),
     "min-p 0.3": SamplingParams(min_p=0.3),
     "greedy": SamplingParams(temperature=0),
+    "penalties": SamplingParams(
+        min_tokens=2, repetition_penalty=1.5, presence_penalty=0.3, frequency_penalty=0.4, logit_bias={1: 0.5}
+    ),
 }
 
 

@@ -86,7 +86,7 @@ def test_templates_that_know_tools_are_told_apart() -> None:
 @pytest.mark.parametrize("before", ["", "Let me see. ", "a < b <tool "])
 def test_an_answer_is_taken_apart_in_pieces_of_any_size(chat: ChatFormat, before: str, step: int) -> None:
     text = before + CALL
-    parser = AnswerParser(chat.dialect)
+    parser = AnswerParser(chat.dialect.form)
     shown = "".join(parser.push(text[at : at + step]) for at in range(0, len(text), step))
     rest, [call] = parser.finish()
     assert shown + rest == before
@@ -94,14 +94,14 @@ def test_an_answer_is_taken_apart_in_pieces_of_any_size(chat: ChatFormat, before
 
 
 def test_text_that_only_begins_like_a_call_is_text(chat: ChatFormat) -> None:
-    parser = AnswerParser(chat.dialect)
+    parser = AnswerParser(chat.dialect.form)
     assert parser.push("see <tool_c") == "see "
     assert parser.finish() == ("<tool_c", [])
 
 
 @pytest.mark.parametrize("length", range(len("<tool_call>"), len(CALL)))
 def test_a_call_cut_short_is_kept_as_it_is(chat: ChatFormat, length: int) -> None:
-    parser = AnswerParser(chat.dialect)
+    parser = AnswerParser(chat.dialect.form)
     parser.push(CALL[:length])
     _, [call] = parser.finish()
     assert not call.is_complete

@@ -27,7 +27,7 @@ from agentspec import (
     SamplingParams,
     SpeculativeDecoder,
 )
-from agentspec.sampling import sample_seed
+from agentspec.dice import sample_seed
 from agentspec.stats import PHASES
 
 VOCABULARY = 5

@@ -16,7 +16,8 @@ MODULES = sorted([*(ROOT / "agentspec").rglob("*.py"), *(ROOT / "integrations").
 # From the ground up; a module may import from its own storey and from those below.
 STOREYS = [
     {"agentspec.errors", "agentspec.detokenizer", "agentspec.stats"},
-    {"agentspec.sampling"},
+    {"agentspec.grammar"},
+    {"agentspec.sampling", "agentspec.dice"},
     {"agentspec.sequence", "agentspec.models"},
     {"agentspec.constraints", "agentspec.draft_length"},
     {"agentspec.drafters"},

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentspec.chat.dialects import Dialect, Message, detect, to_json
-from agentspec.constraints import Grammar
+from agentspec.chat.dialects import Dialect, Message, detect
 from agentspec.detokenizer import overlap
 from agentspec.errors import InvalidRequestError
+from agentspec.grammar import CallForm, Grammar, to_json
 
 
 @dataclass(frozen=True)
@@ -73,51 +73,20 @@ class ChatFormat:
             final: JSON Schema of an answer that is no call; None for free text, which turns into a call where the
                 opener is written: from there on only a valid call is legal.
         """
-        if not tools:
-            return None if final is None else Grammar.json_schema(final)
-        opener, closer = to_json(self.dialect.opener), to_json(self.dialect.closer)
-        names = [f"tool_{index}" for index in range(len(tools))]
-        call = f"{opener} call"
-        if required:
-            start = f"start: {call}"
-        elif final is not None:
-            start = f"start: {call} | %json {_in_our_form(final)}"
-        else:
-            start = f"start: TEXT | opened call\nopened[lazy]: TEXT {opener}\nTEXT: /(.|\\n)*/"
-        rules = [
-            f"{name}: {to_json(self.dialect.opening(tool['function']['name']))} %json {_in_our_form(_arguments(tool))}"
-            for name, tool in zip(names, tools, strict=True)
-        ]
-        return Grammar.lark("\n".join([start, f"call: ({' | '.join(names)}) {closer}", *rules]) + "\n")
-
-
-def _in_our_form(schema: dict[str, Any]) -> str:
-    """A JSON Schema for a Lark grammar of llguidance, its instances written with our separators."""
-    form = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
-    return to_json({**schema, "x-guidance": form})
-
-
-def _arguments(tool: dict[str, Any]) -> dict[str, Any]:
-    """A tool's parameters as the schema of its arguments.
-
-    A model has nothing to put into parameters that are not there, so the object is closed where the schema leaves
-    it open: every value of the closed schema is one of the open schema too.
-    """
-    schema: dict[str, Any] = {"type": "object", **(tool["function"].get("parameters") or {})}
-    if schema.keys() & {"anyOf", "allOf", "oneOf", "$ref", "patternProperties", "additionalProperties"}:
-        return schema
-    return {**schema, "additionalProperties": False}
+        if tools:
+            return Grammar.tools(tools, required=required, final=final, form=self.dialect.form)
+        return None if final is None else Grammar.json_schema(final)
 
 
 class AnswerParser:
     """Takes an answer apart while it is written. Only for answers under an ``answer_grammar`` with tools.
 
     Args:
-        dialect: the form of calls.
+        form: of calls.
     """
 
-    def __init__(self, dialect: Dialect) -> None:
-        self._dialect = dialect
+    def __init__(self, form: CallForm) -> None:
+        self._form = form
         self._text = ""
         self._shown = 0
         self._call_at: int | None = None
@@ -125,7 +94,7 @@ class AnswerParser:
     def push(self, text: str) -> str:
         """Take more text; the free text that is new and surely not part of a call."""
         self._text += text
-        opener = self._dialect.opener
+        opener = self._form.opener
         if self._call_at is None:
             at = self._text.find(opener, self._shown)
             self._call_at = at if at >= 0 else None
@@ -142,12 +111,12 @@ class AnswerParser:
         return piece
 
     def _call(self, text: str) -> ToolCall:
-        head, tail = self._dialect.opening("\0").split(to_json("\0"))
-        written = text[len(self._dialect.opener) :]
+        head, tail = self._form.opening("\0").split(to_json("\0"))
+        written = text[len(self._form.opener) :]
         name, _, arguments = written.removeprefix(head).partition(tail)
-        if not text.endswith(self._dialect.closer):
+        if not text.endswith(self._form.closer):
             return ToolCall(_json_text(name), text, is_complete=False)
-        return ToolCall(_json_text(name), arguments.removesuffix(self._dialect.closer))
+        return ToolCall(_json_text(name), arguments.removesuffix(self._form.closer))
 
 
 def _json_text(text: str) -> str:

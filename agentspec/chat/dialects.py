@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from agentspec.grammar import HERMES, CallForm, to_json
 
 Message = dict[str, Any]
 """A chat message in OpenAI's form, the arguments of its calls being dicts."""
@@ -29,56 +31,38 @@ class Dialect:
 
     Args:
         name: of the dialect.
+        form: of calls.
         template_knows_tools: whether the chat template renders tools, calls and results itself; otherwise they are
             written into plain messages here.
     """
 
     name: str
     template_knows_tools: bool
-    opener: str = "<tool_call>"
-    before_arguments: str = '\n{{"name": {name}, "arguments": '
-    closer: str = "}\n</tool_call>"
+    form: CallForm = HERMES
 
-    def opening(self, tool_name: str) -> str:
-        """What stands between the opener and the arguments of a call."""
-        return self.before_arguments.format(name=to_json(tool_name))
-
-    def call(self, tool_name: str, arguments: dict[str, Any]) -> str:
-        """A whole call, exactly as the model is made to write it."""
-        return self.opener + self.opening(tool_name) + to_json(arguments) + self.closer
-
-    def plain_messages(
-        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]
-    ) -> list[dict[str, Any]]:
-        """Messages for a template that knows only roles and contents."""
-        plain: list[dict[str, Any]] = []
-        for message in messages:
-            if message["role"] == "tool":
-                result = f"<tool_response>\n{message['content']}\n</tool_response>"
-                if plain and plain[-1].get("is_tool_result"):
-                    plain[-1]["content"] += "\n" + result
-                else:
-                    plain.append({"role": "user", "content": result, "is_tool_result": True})
+    def plain_messages(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[Message]:
+        """Messages for a template that knows only roles and contents; results of parallel calls share a turn."""
+        plain: list[Message] = []
+        for is_result, group in itertools.groupby(messages, key=lambda message: message["role"] == "tool"):
+            if is_result:
+                results = [f"<tool_response>\n{message['content']}\n</tool_response>" for message in group]
+                plain.append({"role": "user", "content": "\n".join(results)})
             else:
-                calls = [
-                    self.call(c["function"]["name"], c["function"]["arguments"]) for c in message.get("tool_calls", ())
-                ]
-                content = "\n".join(filter(None, [message["content"], *calls]))
-                plain.append({"role": message["role"], "content": content})
-        if tools:
-            text = SYSTEM.format(tools="\n".join(map(to_json, tools)))
-            if plain and plain[0]["role"] == "system":
-                plain[0]["content"] = f"{plain[0]['content']}\n\n{text}"
-            else:
-                plain.insert(0, {"role": "system", "content": text})
-        return plain
+                plain += [{"role": message["role"], "content": self._written(message)} for message in group]
+        if not tools:
+            return plain
+        text = SYSTEM.format(tools="\n".join(map(to_json, tools)))
+        if plain[0]["role"] == "system":
+            return [{"role": "system", "content": f"{plain[0]['content']}\n\n{text}"}, *plain[1:]]
+        return [{"role": "system", "content": text}, *plain]
+
+    def _written(self, message: Message) -> str:
+        """A message's text with its calls, exactly as the model wrote them."""
+        functions = [call["function"] for call in message.get("tool_calls", ())]
+        calls = self.form.between.join(self.form.call(f["name"], f["arguments"]) for f in functions)
+        return str(message["content"]) + calls
 
 
 def detect(chat_template: str) -> Dialect:
     """The dialect of a chat template."""
     return Dialect("hermes", template_knows_tools="<tool_call>" in chat_template and "tools" in chat_template)
-
-
-def to_json(value: Any) -> str:
-    """JSON as ``json.dumps``, chat templates and our grammars write it: ``", "`` and ``": "``, raw UTF-8."""
-    return json.dumps(value, ensure_ascii=False)

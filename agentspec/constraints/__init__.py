@@ -11,54 +11,20 @@ model's law given that the whole text fits the grammar.
 from __future__ import annotations
 
 import importlib
-import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from agentspec.errors import GrammarError
+from agentspec.grammar import Grammar
 from agentspec.sampling import Prefix
 from agentspec.sequence import Batch, Matcher
 from agentspec.sequence import Sequence as TokenSequence
 
 __all__ = ["Grammar", "GrammarCompiler", "Matcher", "Walk", "compiler"]
-
-
-@dataclass(frozen=True)
-class Grammar:
-    """The description of a language. Build one with the class methods.
-
-    Args:
-        kind: what ``source`` is written in.
-        source: canonical text; equal descriptions are equal grammars.
-    """
-
-    kind: Literal["json_schema", "lark"]
-    source: str
-
-    @classmethod
-    def json_schema(cls, schema: dict[str, Any] | bool) -> Grammar:
-        """JSON values that satisfy a JSON Schema, written with the separators ``", "`` and ``": "``.
-
-        Raises:
-            GrammarError: where the schema is not JSON.
-        """
-        if not isinstance(schema, dict | bool):
-            raise GrammarError(f"A JSON Schema is a dict or a bool, got {type(schema).__name__}: {schema!r}.")
-        try:
-            # Key order is part of the language (properties are written in their order), so it is kept.
-            return cls("json_schema", json.dumps(schema, ensure_ascii=False))
-        except (TypeError, ValueError) as error:
-            raise GrammarError(f"The JSON Schema must consist of JSON values: {error}.") from error
-
-    @classmethod
-    def lark(cls, source: str) -> Grammar:
-        """A context-free grammar in llguidance's variant of Lark."""
-        return cls("lark", source)
 
 
 class GrammarCompiler(Protocol):

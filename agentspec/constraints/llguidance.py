@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+import json
+from collections.abc import Callable
+from typing import Any
 
 import llguidance
 import llguidance.hf
@@ -11,15 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from llguidance._lib import JsonCompileOptions
-
-from agentspec.constraints import Grammar
 from agentspec.errors import GrammarError
-
-JSON_FORMAT: JsonCompileOptions = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
-"""The separators of ``json.dumps`` and of chat templates: most structural tokens are then forced, and the next turn
-of a conversation renders to the same ids."""
+from agentspec.grammar import JSON_FORM, Grammar, Kind, to_json
 
 
 class Compiler:
@@ -48,17 +43,29 @@ class Compiler:
 
     def _compile(self, grammar: Grammar) -> llguidance.LLMatcher:
         try:
-            source = (
-                llguidance.LLMatcher.grammar_from_json_schema(grammar.source, overrides=JSON_FORMAT)
-                if grammar.kind == "json_schema"
-                else llguidance.LLMatcher.grammar_from_lark(grammar.source)
-            )
+            source = _SOURCES[grammar.kind](grammar.source)
         except ValueError as error:
             raise GrammarError(f"The {grammar.kind} grammar cannot be read: {error}") from error
         matcher = llguidance.LLMatcher(self._tokenizer, source, log_level=0)
         if matcher.is_error():
             raise GrammarError(f"The {grammar.kind} grammar cannot be compiled: {_reason(matcher)}")
+        if not matcher.is_accepting() and not LLGuidanceMatcher(matcher.deep_copy(), self._tokenizer).allowed().any():
+            raise GrammarError(f"The {grammar.kind} grammar has no first token in this vocabulary; nothing matches it.")
         return matcher
+
+
+def _choice(source: str) -> str:
+    return llguidance.LLMatcher.grammar_from_lark(f"start: {' | '.join(map(to_json, json.loads(source)))}")
+
+
+_JSON_FORM: Any = JSON_FORM  # llguidance's own type for it is private
+
+_SOURCES: dict[Kind, Callable[[str], str]] = {
+    "json_schema": lambda source: llguidance.LLMatcher.grammar_from_json_schema(source, overrides=_JSON_FORM),
+    "regex": llguidance.LLMatcher.grammar_from_regex,
+    "choice": _choice,
+    "lark": llguidance.LLMatcher.grammar_from_lark,
+}
 
 
 class LLGuidanceMatcher:

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from agentspec.constraints import Walk
+from agentspec.dice import Role
 from agentspec.drafters import Draft, Drafter
 from agentspec.models import LanguageModel
-from agentspec.sampling import Role, warp
+from agentspec.sampling import warp
 from agentspec.sequence import Batch
 
 

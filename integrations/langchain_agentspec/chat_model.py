@@ -302,7 +302,7 @@ class _Prepared:
     def makers(self, model_name: str) -> list[ChunkMaker]:
         """One per sample."""
         return [
-            ChunkMaker(model_name, AnswerParser(self.chat.dialect) if self.chat else None)
+            ChunkMaker(model_name, AnswerParser(self.chat.dialect.form) if self.chat else None)
             for _ in range(self.request.n)
         ]
 

@@ -1,0 +1,119 @@
+"""The randomness that tokens are drawn with.
+
+A ``Dice`` is the randomness of one batch: counter-based, keyed by (seed, position, role), so that a row never depends
+on its neighbours and nothing has to be remembered between rounds.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+MASK_64 = (1 << 64) - 1
+GOLDEN = 0x9E3779B97F4A7C15
+
+
+class Role(IntEnum):
+    """What a random number is for. Numbers of different roles at one position are independent."""
+
+    DRAFT = 0
+    ACCEPT = 1
+    TARGET = 2
+
+
+class Dice:
+    """Independent uniforms for a batch of sequences, keyed by (seed, position, role).
+
+    Rejected positions are drawn again in a later round with the same key. That is sound: what a round commits
+    depends only on the numbers of positions up to the last committed one, never on those behind it.
+
+    Args:
+        seeds: one per row.
+        positions: index, among the emitted tokens, of the token that each row decides next.
+    """
+
+    def __init__(self, seeds: Sequence[int], positions: Sequence[int], device: torch.device | str = "cpu") -> None:
+        self._seeds = _mix(torch.tensor([_signed(s) for s in seeds], device=device))
+        self._positions = torch.tensor(list(positions), device=device)
+
+    def uniform(self, role: Role, offsets: Tensor, edges: Tensor | None = None) -> Tensor:
+        """Uniforms in [0, 1), float64, of the shape of ``offsets`` (``[B]`` or ``[B, K]``, counted from the position).
+
+        ``edges`` are the values at which the caller's decision changes (``[..., E]`` or of the shape of ``offsets``).
+        They change nothing here; a dice that enumerates branches splits the unit interval at them.
+        """
+        return (_logical_shift(self._hash(role, offsets), 11)).double() * 2.0**-53
+
+    def draw(self, law: Tensor, role: Role, offsets: Tensor) -> Tensor:
+        """One token per row from ``law`` (``[B, V]``, any positive mass) by inverting its cumulative sum; ``[B]``."""
+        cumulative = law.double().cumsum(-1)
+        cumulative = (
+            cumulative / cumulative[:, -1:]
+        )  # ends at exactly 1, above every u: a token without mass is not hit
+        u = self.uniform(role, offsets, edges=cumulative)
+        return torch.searchsorted(cumulative, u[:, None], right=True)[:, 0]
+
+    def select(self, rows: list[int]) -> Dice:
+        """The dice of some of the rows."""
+        chosen = object.__new__(type(self))
+        chosen._seeds, chosen._positions = self._seeds[rows], self._positions[rows]
+        return chosen
+
+    def _hash(self, role: int, offsets: Tensor) -> Tensor:
+        shape = (-1,) + (1,) * (offsets.dim() - 1)
+        position = self._positions.view(shape) + offsets.to(self._positions.device)
+        return _mix(_mix(self._seeds.view(shape) + _signed(GOLDEN) * (position + 1)) + role)
+
+
+class CoupledDice(Dice):
+    """Draws in which draft and target share their noise: the winner of a race of exponential clocks.
+
+    The token is ``argmin noise / law`` with noise a pure function of (seed, position, token id), whatever the role.
+    Its law is ``law``; and where q is near p, both races have the same winner (Gumbel coupling).
+    """
+
+    def draw(self, law: Tensor, role: Role, offsets: Tensor) -> Tensor:
+        """One token per row of ``law`` (``[B, V]`` with offsets ``[B]``, or ``[B, K, V]`` with ``[B, K]``)."""
+        tokens = torch.arange(1, law.shape[-1] + 1, device=law.device) * _signed(GOLDEN)
+        hashed = _mix(self._hash(Role.TARGET, offsets)[..., None] + tokens)
+        # 52 bits and a half keep the uniform inside (0, 1): no clock shows 0, so no token of no mass can win.
+        noise = -((_logical_shift(hashed, 12).double() + 0.5) * 2.0**-52).log()
+        return (noise / law.double()).argmin(-1)
+
+
+def fresh_seed() -> int:
+    """A seed for a request that names none."""
+    return secrets.randbits(64)
+
+
+def sample_seed(seed: int, index: int) -> int:
+    """The seed of sample ``index`` of a request: sample 0 has the request's own, so n=1 equals a single call."""
+    return seed if index == 0 else int(_mix(torch.tensor(_signed(seed + index * GOLDEN)))) & MASK_64
+
+
+def _signed(value: int) -> int:
+    """A number modulo 2**64 as a two's-complement int64."""
+    value &= MASK_64
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _logical_shift(x: Tensor, bits: int) -> Tensor:
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014) on int64, which wraps like uint64."""
+    x = (x ^ _logical_shift(x, 30)) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ _logical_shift(x, 27)) * _signed(0x94D049BB133111EB)
+    return x ^ _logical_shift(x, 31)
+
+
+Acceptance = Literal["rejection", "coupled"]
+"""The rule by which drafted tokens are accepted; each has its own way to draw."""
+
+DICE: dict[Acceptance, type[Dice]] = {"rejection": Dice, "coupled": CoupledDice}

@@ -6,8 +6,9 @@ import dataclasses
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
+from typing import Any
 
 import pytest
 import torch
@@ -31,18 +32,26 @@ import agentspec.drafters.model
 import agentspec.speculative
 from agentspec import Batch, Cascade, Draft, Drafter, ModelDrafter, SamplingParams, Sequence, SpeculativeDecoder
 from agentspec.constraints import Walk
-from agentspec.sampling import Acceptance, Dice, Role, warp
+from agentspec.dice import Acceptance, Dice, Role
+from agentspec.sampling import warp
 from agentspec.speculative import verify
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 ROUNDING = 1e-12
 GAMMAS = (1, 2, 3)
-SEEDS = (0, 1, 2)
+SEEDS = (0, 1)
 ACCEPTANCES: tuple[Acceptance, ...] = ("rejection", "coupled")
 
 every_drafter = pytest.mark.parametrize("drafter", DRAFTERS)
 every_setting = pytest.mark.parametrize("setting", SETTINGS)
 every_task = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 every_acceptance = pytest.mark.parametrize("acceptance", ACCEPTANCES)
+
+
+def chatty_models() -> tuple[TableModel, TableModel]:
+    """A target whose texts are long and differ, and a draft."""
+    return TableModel(4, seed=2, spread=0.7), TableModel(4, seed=7, spread=0.7)
 
 
 def play(decoder: SpeculativeDecoder, sequences: SequenceOf[Sequence]) -> list[tuple[Counter[str], Counter[str]]]:
@@ -96,13 +105,16 @@ def test_the_expected_law_is_not_vacuous(setting: str, task: Task) -> None:
 def test_rows_of_a_batch_are_independent(drafter: str) -> None:
     """The joint law of two rows with other prompts, settings and grammars is the product of the laws of each alone."""
     grammar = TASKS["constrained"]
-    rows = [(Task(4, 2, prompt=(0, 1, 0)), "temperature 1"), (dataclasses.replace(grammar, length=2), "min-p 0.3")]
+    rows = [
+        (Task(4, 2, prompt=(0, 1, 0)), "temperature 1"),
+        (dataclasses.replace(grammar, length=2), "temperature 0.7, top-k 2"),
+    ]
     target, draft = table_models(grammar, seed=1)
     decoder = SpeculativeDecoder(target, drafters(target, draft)[drafter], gamma=1)
     joint = joint_law(decoder.round, [lambda row=row: row[0].start(row[1]) for row in rows], length=2)
     first, second = (task.plain(target, setting) for task, setting in rows)
     product = {(a, b): first[a] * second[b] for a in first for b in second}
-    assert len(product) > len(first)
+    assert min(len(first), len(second)) > 1
     assert max(abs(joint.get(texts, 0) - product.get(texts, 0)) for texts in joint | product) < ROUNDING
 
 
@@ -135,10 +147,10 @@ def crowd(acceptance: Acceptance, gammas: SequenceOf[int], seeds: SequenceOf[int
 @every_drafter
 def test_coupled_text_does_not_depend_on_speculation(drafter: str) -> None:
     seeds, gammas = range(200), range(5)
-    target, draft = TableModel(4, seed=0), TableModel(4, seed=1)
+    target, draft = chatty_models()
     plain = crowd("coupled", [0], seeds)
     play(SpeculativeDecoder(target), plain)
-    assert len({tuple(s.tokens) for s in plain}) > 300
+    assert len({tuple(s.tokens) for s in plain}) > 200
     # Neighbouring seeds have other gammas; over the seeds every setting meets every gamma 40 times.
     speculative = crowd("coupled", [0], seeds)
     for row, sequence in enumerate(speculative):
@@ -150,7 +162,7 @@ def test_coupled_text_does_not_depend_on_speculation(drafter: str) -> None:
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_coupled_text_of_every_gamma(drafter: str) -> None:
     """The same seeds and settings under every gamma."""
-    target, draft = TableModel(4, seed=0), TableModel(4, seed=1)
+    target, draft = chatty_models()
     sequences = crowd("coupled", range(5), range(4))
     play(SpeculativeDecoder(target, drafters(target, draft)[drafter]), sequences)
     assert all(len({tuple(s.tokens) for s in same}) == 1 for same in zip(*[iter(sequences)] * 5, strict=True))
@@ -180,10 +192,10 @@ def assert_follows(texts: list[tuple[int, ...]], law: Law) -> None:
 )
 @pytest.mark.parametrize("task", ["free, limited", "constrained"])
 def test_real_dice_have_the_targets_law(acceptance: Acceptance, drafter: str, task: str) -> None:
-    """20,000 texts of pinned seeds. Beside the law this checks the keys of the dice across rounds."""
+    """10,000 texts of pinned seeds. Beside the law this checks the keys of the dice across rounds."""
     what = dataclasses.replace(TASKS[task], length=4, max_tokens=4)
     target, draft = table_models(what, seed=1)
-    sequences = [what.start("temperature 1", seed=seed, acceptance=acceptance) for seed in range(20_000)]
+    sequences = [what.start("temperature 1", seed=seed, acceptance=acceptance) for seed in range(10_000)]
     play(SpeculativeDecoder(target, drafters(target, draft)[drafter], gamma=2), sequences)
     assert_follows([tuple(s.tokens) for s in sequences], what.plain(target, "temperature 1"))
 
@@ -193,13 +205,12 @@ def test_real_dice_have_the_targets_law(acceptance: Acceptance, drafter: str, ta
 
 def mixed_rows(acceptance: Acceptance, seed: int) -> list[Sequence]:
     """Five rows that differ in all that a row can differ in."""
-    free, limited, constrained = Task(4, max_tokens=12), Task(4, max_tokens=5), Task(4, max_tokens=9, matcher=automaton)
+    free, constrained = Task(4, max_tokens=12), Task(4, max_tokens=9, matcher=automaton)
+    copying, limited = Task(4, max_tokens=12, prompt=(2, 1, 2, 1, 2, 1)), Task(4, max_tokens=5)
     return [
         free.start("temperature 1", seed=seed, gamma=3, acceptance=acceptance),
         constrained.start("temperature 0.7, top-k 2", seed=seed + 1, gamma=1, acceptance=acceptance),
-        dataclasses.replace(free, prompt=(2, 1, 2, 1, 2, 1)).start(
-            "top-p 0.8", seed=seed, gamma=4, acceptance=acceptance
-        ),
+        copying.start("top-p 0.8", seed=seed, gamma=4, acceptance=acceptance),
         limited.start("greedy", seed=seed + 2, gamma=2, acceptance=acceptance),
         dataclasses.replace(constrained, prompt=(1,)).start("min-p 0.3", seed=seed, gamma=0, acceptance=acceptance),
     ]
@@ -277,17 +288,16 @@ def matcher_of(sequence: Sequence) -> AutomatonMatcher:
 def test_p_and_q_see_the_same_masks(cascade: bool, acceptance: Acceptance, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, list[Tensor]] = {"p": [], "q": []}
 
-    def spy(side: str) -> object:
-        def spied(logits: Tensor, params: SequenceOf[SamplingParams], mask: Tensor | None = None) -> Tensor:
-            assert mask is not None
+    def spy(side: str) -> Callable[..., Tensor]:
+        def spied(logits: Tensor, params: SequenceOf[SamplingParams], mask: Tensor, *rest: Any) -> Tensor:
             seen[side].append(mask)
-            return warp(logits, params, mask)
+            return warp(logits, params, mask, *rest)
 
         return spied
 
     monkeypatch.setattr(agentspec.speculative, "warp", spy("p"))
     monkeypatch.setattr(agentspec.drafters.model, "warp", spy("q"))
-    target, draft = TableModel(4, seed=0), TableModel(4, seed=1)
+    target, draft = chatty_models()
     drafter = Cascade([ModelDrafter(draft)]) if cascade else ModelDrafter(draft)
     compared = 0
     for seed in range(20):
@@ -307,7 +317,7 @@ def test_p_and_q_see_the_same_masks(cascade: bool, acceptance: Acceptance, monke
 
 def test_the_matcher_stands_where_the_tokens_end() -> None:
     """After every round, whatever was rejected of the draft."""
-    target, draft = TableModel(4, seed=0), TableModel(4, seed=1)
+    target, draft = chatty_models()
     for name, drafter in drafters(target, draft).items():
         for seed in range(10):
             sequence = Task(4, max_tokens=12, matcher=automaton).start("temperature 1", seed=seed, gamma=3)

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from agentspec import Batch, Cascade, Drafter, ModelDrafter, PromptLookupDrafter, SamplingParams, Sequence
-from agentspec.drafters import NoDrafter
 from agentspec.dice import Dice, Role
+from agentspec.drafters import NoDrafter
 from agentspec.sampling import Prefix, warp
 from agentspec.sequence import Matcher
 

@@ -49,7 +49,8 @@ class Compiler:
         matcher = llguidance.LLMatcher(self._tokenizer, source, log_level=0)
         if matcher.is_error():
             raise GrammarError(f"The {grammar.kind} grammar cannot be compiled: {_reason(matcher)}")
-        if not matcher.is_accepting() and not LLGuidanceMatcher(matcher.deep_copy(), self._tokenizer).allowed().any():
+        # The first mask is computed here, so that a language without a text is found before any token.
+        if not matcher.is_accepting() and not _has_first_token(LLGuidanceMatcher(matcher.deep_copy(), self._tokenizer)):
             raise GrammarError(f"The {grammar.kind} grammar has no first token in this vocabulary; nothing matches it.")
         return matcher
 
@@ -60,8 +61,16 @@ def _choice(source: str) -> str:
 
 _JSON_FORM: Any = JSON_FORM  # llguidance's own type for it is private
 
+
+def _json_schema(source: str) -> str:
+    schema = json.loads(source)
+    if schema is False:
+        raise ValueError("no value satisfies the schema `false`")
+    return llguidance.LLMatcher.grammar_from_json_schema({} if schema is True else source, overrides=_JSON_FORM)
+
+
 _SOURCES: dict[Kind, Callable[[str], str]] = {
-    "json_schema": lambda source: llguidance.LLMatcher.grammar_from_json_schema(source, overrides=_JSON_FORM),
+    "json_schema": _json_schema,
     "regex": llguidance.LLMatcher.grammar_from_regex,
     "choice": _choice,
     "lark": llguidance.LLMatcher.grammar_from_lark,
@@ -107,6 +116,13 @@ class LLGuidanceMatcher:
     def _check(self) -> None:
         if self._matcher.is_error():
             raise GrammarError(f"The grammar engine failed: {_reason(self._matcher)}")
+
+
+def _has_first_token(matcher: LLGuidanceMatcher) -> bool:
+    try:
+        return bool(matcher.allowed().any())
+    except GrammarError:  # llguidance may notice a dead end only while it computes the mask
+        return False
 
 
 def _reason(matcher: llguidance.LLMatcher) -> str:

@@ -18,6 +18,9 @@ from agentspec.errors import ModelLoadError
 GROUPED_SDPA = "agentspec_sdpa"
 """Name under which ``grouped_sdpa`` is registered with transformers."""
 
+EAGER = "eager"
+"""Every model's own definition of its attention, in plain tensor operations."""
+
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -78,18 +81,17 @@ AttentionInterface.register(GROUPED_SDPA, grouped_sdpa)
 AttentionMaskInterface.register(GROUPED_SDPA, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
 
 
-def use_grouped_sdpa(model: PreTrainedModel) -> None:
-    """Switch ``model`` to ``grouped_sdpa``, or to eager attention where sdpa cannot compute what the model asks for.
-
-    A model whose attention cannot be exchanged keeps its own.
-    """
-    if not model._can_set_attn_implementation():
-        return
-    config = model.config.get_text_config()
-    softcapped = getattr(config, "attn_logit_softcapping", None) is not None
-    chosen_eager = model.config._attn_implementation == "eager"
+def preferred_attention(model: PreTrainedModel) -> str:
+    """``GROUPED_SDPA`` where sdpa computes what ``model`` asks for and nobody chose otherwise, else "eager"."""
+    softcapped = getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None
     able = bool(getattr(model, "_supports_sdpa", False)) and not softcapped
-    model.set_attn_implementation(GROUPED_SDPA if able and not chosen_eager else "eager")
+    return GROUPED_SDPA if able and model.config._attn_implementation != EAGER else EAGER
+
+
+def set_attention(model: PreTrainedModel, implementation: str) -> None:
+    """Switch the attention of ``model``; one whose attention cannot be exchanged keeps its own."""
+    if model._can_set_attn_implementation():
+        model.set_attn_implementation(implementation)
 
 
 @dataclass(frozen=True)

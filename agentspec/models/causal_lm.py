@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from agentspec.errors import ContextOverflowError, InvalidRequestError, ModelLoadError
-from agentspec.models.attention import LayerMasks, narrow_window, use_grouped_sdpa
+from agentspec.models.attention import EAGER, LayerMasks, narrow_window, preferred_attention, set_attention
 from agentspec.models.kv_cache import RaggedKV
 from agentspec.models.loading import forward_keywords, load_module, longest_context, parse_dtype
 
@@ -274,8 +274,8 @@ class CausalLM:
     def _probe(self) -> None:
         """Refuse a model whose scores from ragged cached blocks differ from those of plain uncached forwards.
 
-        The reference runs with the module's own attention and masks. Windows are narrowed meanwhile, so that a few
-        tokens reach beyond them. Leaves the cache filled and the module on the attention that it will keep.
+        The reference runs with the module's own masks and eager attention. Windows are narrowed meanwhile, so that a
+        few tokens reach beyond them. Leaves the cache filled and the module on the attention that it will keep.
         """
         dice = torch.Generator().manual_seed(0)
         length = min(19, self.max_context)
@@ -284,8 +284,10 @@ class CausalLM:
         try:
             with narrow_window(self.model, _PROBE_WINDOW):
                 self._masks = LayerMasks.of(self.model)
+                attention = preferred_attention(self.model)
+                set_attention(self.model, EAGER)
                 expected = [self._uncached(left), self._uncached(right)]
-                use_grouped_sdpa(self.model)
+                set_attention(self.model, attention)
                 self.next_logits([left[:2], right[: length // 2]], [0, 0])
                 # A draft that will be rejected, then blocks of different length at different positions.
                 self.next_logits([[*left[:3], *right[:4]], right[: length // 2 + 1]], [1, 1])

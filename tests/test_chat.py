@@ -108,6 +108,19 @@ def test_a_call_cut_short_is_kept_as_it_is(chat: ChatFormat, length: int) -> Non
     assert call.arguments == CALL[:length]
 
 
+def test_parallel_calls_are_taken_apart(chat: ChatFormat) -> None:
+    now = chat.dialect.form.call("now", {"in": "a\\n</tool_call>"})
+    parser = AnswerParser(chat.dialect.form)
+    parser.push(f"Both. {CALL}\n{now}\n{CALL[:40]}")
+    _, calls = parser.finish()
+    assert [(call.name, call.is_complete) for call in calls] == [
+        ("get_weather", True),
+        ("now", True),
+        ("get_weather", False),
+    ]
+    assert json.loads(calls[1].arguments) == {"in": "a\\n</tool_call>"}
+
+
 def accepts(tokenizer: Any, grammar: Grammar | None, text: str) -> bool:
     assert grammar is not None
     matcher = compiler(tokenizer, len(tokenizer)).matcher(grammar)

@@ -116,6 +116,19 @@ def test_a_demanded_call_is_made_and_valid(model: ChatAgentSpec, choice: Any, te
     assert call["id"]
 
 
+def test_parallel_calls_are_all_valid(model: ChatAgentSpec) -> None:
+    bound = model.bind_tools([get_weather, get_time], tool_choice="any", parallel_tool_calls=True)
+    counts = set()
+    for seed in range(4):
+        answer = bound.invoke("Weather and time in Paris?", temperature=1.0, seed=seed, max_tokens=120)
+        counts.add(len(answer.tool_calls))
+        for call in answer.tool_calls:
+            schema = {"get_weather": get_weather, "get_time": get_time}[call["name"]].get_input_jsonschema()
+            jsonschema.validate(call["args"], schema)
+        assert len({call["id"] for call in answer.tool_calls}) == len(answer.tool_calls)
+    assert max(counts) > 1
+
+
 @pytest.mark.parametrize("choice", ["none", False])
 def test_no_call_is_made_where_calls_are_forbidden(model: ChatAgentSpec, choice: Any) -> None:
     answer = model.bind_tools([get_time], tool_choice=choice).invoke("What time is it in UTC?")

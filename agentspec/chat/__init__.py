@@ -63,18 +63,24 @@ class ChatFormat:
         return ids
 
     def answer_grammar(
-        self, tools: Sequence[dict[str, Any]], *, required: bool = False, final: dict[str, Any] | None = None
+        self,
+        tools: Sequence[dict[str, Any]],
+        *,
+        required: bool = False,
+        parallel: int = 1,
+        final: dict[str, Any] | None = None,
     ) -> Grammar | None:
         """The language of an assistant's answers; None where it is free text.
 
         Args:
             tools: that may be called.
             required: whether one must be.
+            parallel: the most calls in one answer.
             final: JSON Schema of an answer that is no call; None for free text, which turns into a call where the
                 opener is written: from there on only a valid call is legal.
         """
         if tools:
-            return Grammar.tools(tools, required=required, final=final, form=self.dialect.form)
+            return Grammar.tools(tools, required=required, parallel=parallel, final=final, form=self.dialect.form)
         return None if final is None else Grammar.json_schema(final)
 
 
@@ -104,24 +110,34 @@ class AnswerParser:
         """The rest of the free text, and the calls."""
         if self._call_at is None:
             return self._show(len(self._text)), []
-        return "", [self._call(self._text[self._call_at :])]
+        calls, at = [], self._call_at
+        while at < len(self._text):
+            call, at = self._call(at)
+            calls.append(call)
+        return "", calls
 
     def _show(self, end: int) -> str:
         piece, self._shown = self._text[self._shown : end], max(end, self._shown)
         return piece
 
-    def _call(self, text: str) -> ToolCall:
-        head, tail = self._form.opening("\0").split(to_json("\0"))
-        written = text[len(self._form.opener) :]
-        name, _, arguments = written.removeprefix(head).partition(tail)
-        if not text.endswith(self._form.closer):
-            return ToolCall(_json_text(name), text, is_complete=False)
-        return ToolCall(_json_text(name), arguments.removesuffix(self._form.closer))
+    def _call(self, at: int) -> tuple[ToolCall, int]:
+        """The call that begins at ``at``, and where the next one would."""
+        form, text = self._form, self._text
+        head, tail = form.opening("\0").split(to_json("\0"))
+        name_at = at + len(form.opener) + len(head)
+        name, end = _value(text, name_at)
+        start = end + len(tail)
+        _, end = _value(text, start)
+        after = end + len(form.closer)
+        if text[end:after] != form.closer:
+            return ToolCall(name if isinstance(name, str) else "", text[at:], is_complete=False), len(text)
+        next_at = after + len(form.between) if text.startswith(form.between, after) else len(text)
+        return ToolCall(str(name), text[start:end]), next_at
 
 
-def _json_text(text: str) -> str:
-    """The string that a piece of JSON writes; the piece itself where it was cut short."""
+def _value(text: str, at: int) -> tuple[Any, int]:
+    """The JSON value that begins at ``at``, and where it ends; None and the end of the text where it is cut short."""
     try:
-        return str(json.loads(text))
+        return json.JSONDecoder().raw_decode(text, at)
     except json.JSONDecodeError:
-        return text
+        return None, len(text)

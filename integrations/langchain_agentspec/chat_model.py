@@ -30,6 +30,9 @@ SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "log
 BOUND = ("tools", "tool_choice", "response_format", "n", "gamma", "acceptance", "strict", "parallel_tool_calls")
 """What else a call takes."""
 
+MAX_PARALLEL_CALLS = 8
+"""Calls in one message where parallel calls are asked for."""
+
 
 class ChatAgentSpec(BaseChatModel):
     """A chat model on this machine: speculative decoding, valid tool calls, an account of every second.
@@ -138,14 +141,14 @@ class ChatAgentSpec(BaseChatModel):
         response_format: dict[str, Any] | type | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
-        """Offer tools to the model. Calls are always valid against the tools' schemas; one call per message.
+        """Offer tools to the model. Calls are always valid against the tools' schemas.
 
         Args:
             tools: functions, LangChain tools, pydantic classes or OpenAI tool dicts.
             tool_choice: None or "auto" leaves the choice to the model; "any", "required" or True demand a call; a
                 tool's name (or OpenAI's dict) demands a call of it; "none" or False forbid calls.
             strict: accepted for compatibility; schemas are always enforced.
-            parallel_tool_calls: accepted for compatibility; one call per message is made.
+            parallel_tool_calls: whether a message may hold several calls (up to ``MAX_PARALLEL_CALLS``).
             response_format: schema of the final answer: every message is a tool call or an instance of it.
 
         Raises:
@@ -153,7 +156,12 @@ class ChatAgentSpec(BaseChatModel):
         """
         formatted = [convert_to_openai_tool(tool) for tool in tools]
         chosen_tools(formatted, tool_choice)
-        bound: dict[str, Any] = {"tools": formatted, "tool_choice": tool_choice, "response_format": response_format}
+        bound: dict[str, Any] = {
+            "tools": formatted,
+            "tool_choice": tool_choice,
+            "parallel_tool_calls": parallel_tool_calls,
+            "response_format": response_format,
+        }
         return super().bind(**{name: value for name, value in bound.items() if value is not None}, **kwargs)
 
     def with_structured_output(
@@ -279,7 +287,12 @@ class ChatAgentSpec(BaseChatModel):
         request = Request(
             prompt=chat.render(to_chat(messages), tools),
             params=self._params(kwargs, stop),
-            grammar=chat.answer_grammar(offered, required=required, final=final),
+            grammar=chat.answer_grammar(
+                offered,
+                required=required,
+                parallel=MAX_PARALLEL_CALLS if kwargs.get("parallel_tool_calls") else 1,
+                final=final,
+            ),
             n=kwargs.get("n", self.n),
             gamma=None if gamma == "auto" else gamma,
             acceptance=kwargs.get("acceptance", self.acceptance),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import operator
 import queue
 import weakref
 from collections.abc import AsyncIterator, Collection, Iterator
@@ -14,7 +15,8 @@ from agentspec.constraints import Grammar, GrammarCompiler, compiler
 from agentspec.detokenizer import Detokenizer
 from agentspec.dice import DICE, Acceptance, fresh_seed, sample_seed
 from agentspec.errors import ContextOverflowError, InvalidRequestError
-from agentspec.models import max_context
+from agentspec.models import PaddedModel, max_context
+from agentspec.models import end_tokens as model_end_tokens
 from agentspec.sampling import SamplingParams
 from agentspec.scheduler import Delta, Job, Scheduler
 from agentspec.sequence import FinishReason, Sequence, TokenLogprob
@@ -43,11 +45,14 @@ class Request:
     acceptance: Acceptance | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "prompt", tuple(self.prompt))
-        if self.n < 1:
-            raise InvalidRequestError(f"n is the number of samples, 1 or more; got {self.n}.")
-        if self.gamma is not None and self.gamma < 0:
-            raise InvalidRequestError(f"gamma is the number of tokens to draft, 0 or more; got {self.gamma}.")
+        try:
+            object.__setattr__(self, "prompt", tuple(operator.index(i) for i in self.prompt))
+        except TypeError as error:
+            raise InvalidRequestError(f"A prompt is a sequence of token ids, got {self.prompt!r}: {error}.") from error
+        if not isinstance(self.n, int) or self.n < 1:
+            raise InvalidRequestError(f"n is the number of samples, 1 or more; got {self.n!r}.")
+        if self.gamma is not None and not (isinstance(self.gamma, int) and self.gamma >= 0):
+            raise InvalidRequestError(f"gamma is the number of tokens to draft, 0 or more; got {self.gamma!r}.")
         if self.acceptance is not None and self.acceptance not in DICE:
             raise InvalidRequestError(f"acceptance must be one of {sorted(DICE)}, got {self.acceptance!r}.")
 
@@ -99,7 +104,7 @@ class LocalEngine:
     Args:
         decoder: target, drafter and their defaults.
         tokenizer: gives text, end tokens and grammars; None where only ids are asked for.
-        end_tokens: ids that end every sequence; None for the tokenizer's own.
+        end_tokens: ids that end every sequence; None for those of the tokenizer and the checkpoint.
         max_running: most sequences that share a round.
     """
 
@@ -113,7 +118,12 @@ class LocalEngine:
     ) -> None:
         self.decoder = decoder
         self.tokenizer = tokenizer
-        self._end_tokens = frozenset(_tokenizer_end_tokens(tokenizer) if end_tokens is None else end_tokens)
+        if end_tokens is None:
+            # The model's own count only beside its tokenizer: without one nobody asked for an end.
+            end_tokens = () if tokenizer is None else {*_end_tokens(tokenizer), *model_end_tokens(decoder.target)}
+        self._end_tokens = frozenset(end_tokens)
+        if tokenizer is not None and isinstance(decoder.target, PaddedModel):
+            decoder.target.narrow(min(decoder.target.vocab_size, max(tokenizer.get_vocab().values()) + 1))
         self._compiler: GrammarCompiler | None = None
         self._scheduler = Scheduler(decoder, max_running)
         self._finalizer = weakref.finalize(self, self._scheduler.close)
@@ -125,6 +135,8 @@ class LocalEngine:
             InvalidRequestError: for a request that cannot be served; before any is started.
             EngineClosedError: where the engine is closed.
         """
+        if isinstance(requests, Request):
+            raise InvalidRequestError("generate takes a list of requests, got a single one; put it into a list.")
         prepared = [self._sequences(request) for request in requests]
         boxes: list[queue.SimpleQueue[Delta | BaseException]] = [queue.SimpleQueue() for _ in requests]
         jobs = [Job(sequences, box.put) for sequences, box in zip(prepared, boxes, strict=True)]
@@ -158,10 +170,15 @@ class LocalEngine:
             job.cancel()
 
     def astream(self, request: Request) -> AsyncIterator[Delta]:
-        """``stream`` for an event loop, which is never blocked. Cancelling the task cancels the request."""
-        return self._astream(self._sequences(request))
+        """``stream`` for an event loop, which is never blocked. Cancelling the task cancels the request.
 
-    async def _astream(self, sequences: list[Sequence]) -> AsyncIterator[Delta]:
+        Raises:
+            InvalidRequestError: for a request that cannot be served; with the first delta, before any compute.
+        """
+        return self._astream(request)
+
+    async def _astream(self, request: Request) -> AsyncIterator[Delta]:
+        sequences = await asyncio.to_thread(self._sequences, request)  # compiling a grammar takes its time
         loop, box = asyncio.get_running_loop(), asyncio.Queue[Delta | BaseException]()
 
         def emit(item: Delta | BaseException) -> None:
@@ -248,10 +265,11 @@ class LocalEngine:
             text: str = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
             return text
 
-        return Detokenizer(decode, skip=self._end_tokens | frozenset(params.stop_token_ids))
+        special = frozenset(self.tokenizer.all_special_ids)  # they have no text
+        return Detokenizer(decode, skip=special | self._end_tokens | frozenset(params.stop_token_ids))
 
 
-def _tokenizer_end_tokens(tokenizer: Any) -> list[int]:
+def _end_tokens(tokenizer: Any) -> list[int]:
     end = getattr(tokenizer, "eos_token_id", None)
     return [] if end is None else [end]
 

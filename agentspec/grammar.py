@@ -118,7 +118,7 @@ class Grammar:
             required: whether an answer must be a call. If not, free text turns into a call where the opener is
                 written; from there on only a valid call is legal.
             parallel: the most calls in one answer.
-            final: JSON Schema of an answer that is no call, in place of free text.
+            final: JSON Schema of an answer that is no call, in place of free text; closed like parameters.
             form: how a call is written.
 
         Raises:
@@ -136,7 +136,7 @@ class Grammar:
         if required:
             start = f"start: {opener} call{more}"
         elif final is not None:
-            start = f"start: {opener} call{more} | %json {_in_json_form(final)}"
+            start = f"start: {opener} call{more} | %json {_in_json_form(closed(final))}"
         else:
             start = f"start: TEXT | opened call{more}\nopened[lazy]: TEXT {opener}\nTEXT: /(.|\\n)*/"
         rules = [
@@ -177,16 +177,50 @@ def _in_json_form(schema: dict[str, Any] | bool) -> str:
     return to_json({**schema, "x-guidance": JSON_FORM} if isinstance(schema, dict) else schema)
 
 
-def _arguments(tool: dict[str, Any]) -> dict[str, Any]:
-    """A tool's parameters as the schema of its arguments.
+def closed(schema: Any) -> Any:
+    """A schema whose objects hold the properties they name and no others, where it leaves that open.
 
-    A model has nothing to put into parameters that are not there, so the object is closed where the schema leaves
-    it open: every value of the closed schema is one of the open schema too.
+    A model has nothing to put into properties that are not there, and a small one does not stop inventing them. Every
+    value of the closed schema is one of the open schema too. Objects that say what else they may hold, or that are put
+    together of parts, stay as they are.
     """
-    schema: dict[str, Any] = {"type": "object", **(tool["function"].get("parameters") or {})}
-    if schema.keys() & {"anyOf", "allOf", "oneOf", "$ref", "patternProperties", "additionalProperties"}:
+    if not isinstance(schema, dict) or "allOf" in to_json(schema):
         return schema
-    return {**schema, "additionalProperties": False}
+    inner = {
+        **{key: closed(schema[key]) for key in ("items",) if key in schema},
+        **{key: [closed(part) for part in schema[key]] for key in ("anyOf", "prefixItems") if key in schema},
+        **{key: _closed_values(schema[key]) for key in ("properties", "$defs", "definitions") if key in schema},
+    }
+    is_open = schema.get("properties") and not schema.keys() & _SAYS_WHAT_ELSE
+    return {**schema, **inner, **({"additionalProperties": False} if is_open else {})}
+
+
+_SAYS_WHAT_ELSE = {
+    "additionalProperties",
+    "unevaluatedProperties",
+    "patternProperties",
+    "propertyNames",
+    "dependentSchemas",
+    "anyOf",
+    "oneOf",
+    "not",
+    "if",
+    "$ref",
+}
+
+
+def _closed_values(schemas: Any) -> Any:
+    return {name: closed(part) for name, part in schemas.items()} if isinstance(schemas, dict) else schemas
+
+
+def _arguments(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool's parameters as the schema of its arguments."""
+    schema: dict[str, Any] = closed({"type": "object", **(tool["function"].get("parameters") or {})})
+    return (
+        schema
+        if schema.get("properties") or schema.keys() & _SAYS_WHAT_ELSE
+        else {**schema, "additionalProperties": False}
+    )
 
 
 def _of_strings(values: Iterable[Any], otherwise: Any) -> Grammar:

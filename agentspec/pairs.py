@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +44,7 @@ class PairSpec:
 
 
 _engines: dict[PairSpec, LocalEngine] = {}
-_lock = threading.Lock()
+_locks: defaultdict[PairSpec, threading.Lock] = defaultdict(threading.Lock)  # one's loading delays no other
 
 
 def shared_engine(spec: PairSpec) -> LocalEngine:
@@ -53,7 +54,7 @@ def shared_engine(spec: PairSpec) -> LocalEngine:
         ModelLoadError: for a model that cannot be loaded.
         IncompatiblePairError: for a draft that does not speak the target's tokens.
     """
-    with _lock:
+    with _locks[spec]:
         engine = _engines.get(spec)
         if engine is None or engine.is_closed:
             engine = _engines[spec] = load_engine(spec)
@@ -71,8 +72,14 @@ def load_engine(spec: PairSpec) -> LocalEngine:
     drafters: list[Drafter] = [PromptLookupDrafter()]
     if spec.draft is not None:
         check_same_tokens(spec.model, tokenizer, spec.draft, load_tokenizer(spec.draft, None))
-        drafters.append(ModelDrafter(_load_model(spec.draft, None, spec, len(tokenizer))))
-    target = _load_model(spec.model, spec.revision, spec, len(tokenizer))
+        drafters.append(ModelDrafter(_load_model(spec.draft, None, spec)))
+    target = _load_model(spec.model, spec.revision, spec)
+    ids = max(tokenizer.get_vocab().values()) + 1
+    if ids > target.vocab_size:
+        raise ModelLoadError(
+            f"{spec.model}: the tokenizer has {ids} ids and the model scores {target.vocab_size}; expected a tokenizer "
+            "of this model, with no more ids than it scores."
+        )
     return LocalEngine(SpeculativeDecoder(target, Cascade(drafters), DEFAULT_GAMMA), tokenizer)
 
 
@@ -110,11 +117,10 @@ def check_same_tokens(target: str, target_tokenizer: Any, draft: str, draft_toke
     )
 
 
-def _load_model(name: str, revision: str | None, spec: PairSpec, tokens: int) -> CausalLM:
+def _load_model(name: str, revision: str | None, spec: PairSpec) -> CausalLM:
     return CausalLM.from_pretrained(
         embedded_path() if name == EMBEDDED else name,
         device=spec.device,
         dtype=spec.dtype,
         revision=revision,
-        vocab_size=tokens,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -67,24 +68,42 @@ class SamplingParams:
     logits_processor: tuple[LogitsProcessor, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()))
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias or {}))
         for name in ("stop_token_ids", "banned_token_ids", "logits_processor"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+            object.__setattr__(self, name, tuple(getattr(self, name) or ()))
         rules: tuple[tuple[str, bool, str], ...] = (
-            ("temperature", math.isfinite(self.temperature) and self.temperature >= 0, "a finite number >= 0"),
-            ("top_p", 0 < self.top_p <= 1, "in (0, 1]"),
-            ("top_k", self.top_k >= 0, "an integer >= 0 (0 keeps all)"),
-            ("min_p", 0 <= self.min_p <= 1, "in [0, 1]"),
-            ("max_tokens", self.max_tokens >= 1, "an integer >= 1"),
+            ("temperature", _is_number(self.temperature) and self.temperature >= 0, "a finite number >= 0"),
+            ("top_p", _is_number(self.top_p) and 0 < self.top_p <= 1, "a number in (0, 1]"),
+            ("top_k", _is_integer(self.top_k) and self.top_k >= 0, "an integer >= 0 (0 keeps all)"),
+            ("min_p", _is_number(self.min_p) and 0 <= self.min_p <= 1, "a number in [0, 1]"),
+            ("seed", self.seed is None or _is_integer(self.seed), "None or an integer"),
+            ("max_tokens", _is_integer(self.max_tokens) and self.max_tokens >= 1, "an integer >= 1"),
             ("stop", all(isinstance(s, str) and s for s in self.stop), "non-empty strings"),
-            ("stop_token_ids", all(i >= 0 for i in self.stop_token_ids), "ids >= 0"),
-            ("logprobs", self.logprobs is None or self.logprobs >= 0, "None or an integer >= 0"),
-            ("min_tokens", 0 <= self.min_tokens <= self.max_tokens, f"in [0, max_tokens={self.max_tokens}]"),
-            ("repetition_penalty", 0 < self.repetition_penalty < math.inf, "a finite number > 0"),
-            ("presence_penalty", math.isfinite(self.presence_penalty), "a finite number"),
-            ("frequency_penalty", math.isfinite(self.frequency_penalty), "a finite number"),
-            ("logit_bias", all(math.isfinite(v) for v in self.logit_bias.values()), "finite (banned_token_ids bans)"),
-            ("banned_token_ids", all(i >= 0 for i in self.banned_token_ids), "ids >= 0"),
+            ("stop_token_ids", all(_is_integer(i) and i >= 0 for i in self.stop_token_ids), "ids >= 0"),
+            (
+                "logprobs",
+                self.logprobs is None or (_is_integer(self.logprobs) and self.logprobs >= 0),
+                "None or an integer >= 0",
+            ),
+            (
+                "min_tokens",
+                _is_integer(self.min_tokens) and 0 <= self.min_tokens <= self.max_tokens,
+                f"an integer in [0, max_tokens={self.max_tokens}]",
+            ),
+            (
+                "repetition_penalty",
+                _is_number(self.repetition_penalty) and self.repetition_penalty > 0,
+                "a finite number > 0",
+            ),
+            ("presence_penalty", _is_number(self.presence_penalty), "a finite number"),
+            ("frequency_penalty", _is_number(self.frequency_penalty), "a finite number"),
+            (
+                "logit_bias",
+                all(_is_integer(i) and _is_number(v) for i, v in self.logit_bias.items()),
+                "finite numbers by id (banned_token_ids bans)",
+            ),
+            ("banned_token_ids", all(_is_integer(i) and i >= 0 for i in self.banned_token_ids), "ids >= 0"),
             ("logits_processor", all(map(callable, self.logits_processor)), "functions (prefix, logits) -> logits"),
         )
         for name, holds, expected in rules:
@@ -96,6 +115,14 @@ class SamplingParams:
         """Whether the law depends on more than scores, mask and filters."""
         penalties = (self.repetition_penalty != 1, self.presence_penalty, self.frequency_penalty)
         return any((*penalties, self.logit_bias, self.banned_token_ids, self.min_tokens, self.logits_processor))
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 @dataclass(frozen=True)
@@ -137,22 +164,23 @@ def warp(
         prefixes: one per row; needed where ``params`` look at them (``SamplingParams.adjusts``).
 
     Returns:
-        ``[B, K, V]`` probabilities, float32 or wider; greedy rows are one-hot.
+        ``[B, K, V]`` probabilities, float32 or wider; greedy rows are one-hot. A position without a legal token has no
+        law: it is NaN. Behind a token that will be rejected that does no harm.
 
     Raises:
-        InvalidRequestError: where bans or a processor leave no legal token, or a processor returns no scores.
+        InvalidRequestError: where a processor returns no scores.
     """
     scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
     adjusted = [b for b, p in enumerate(params) if p.adjusts]
-    if adjusted and prefixes is not None:
+    if adjusted:
+        if prefixes is None:
+            raise ValueError("Penalties, bans and processors look at prefixes; expected one per row, got none.")
         scores = scores.clone()
         for b in adjusted:
             for k in range(prefixes[b].positions):
                 scores[b, k] = _adjust(scores[b, k], params[b], prefixes[b], k)
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf)
-    for b in adjusted:
-        _expect_legal_token(scores[b, : prefixes[b].positions] if prefixes else scores[b])
     scores = _apply_temperature(scores, [p.temperature for p in params])
     for keep, values, neutral in (
         (_keep_top_k, [p.top_k for p in params], 0),
@@ -196,14 +224,6 @@ def _adjust(scores: Tensor, params: SamplingParams, prefix: Prefix, k: int) -> T
     return scores
 
 
-def _expect_legal_token(scores: Tensor) -> None:
-    """Raise where a position ``[K, V]`` has no token of any probability."""
-    if bool((scores == -math.inf).all(-1).any()):
-        raise InvalidRequestError(
-            "Banned ids, min_tokens, a logits_processor and the grammar together leave no token to emit; loosen one."
-        )
-
-
 def _index(rows: list[int], like: Tensor) -> Tensor:
     return torch.tensor(rows, device=like.device)
 
@@ -214,7 +234,9 @@ def _apply_temperature(scores: Tensor, temperatures: list[float]) -> Tensor:
     divisor = scores.new_tensor([t or 1.0 for t in temperatures]).view(-1, 1, 1)
     if not any(t == 0 for t in temperatures):
         return scores / divisor
-    best = torch.full_like(scores, -math.inf).scatter(-1, scores.argmax(-1, keepdim=True), 0.0)
+    # A finite score for the best token, but -inf where no token is legal: that is no law, greedy or not.
+    top = scores.max(-1, keepdim=True)
+    best = torch.full_like(scores, -math.inf).scatter(-1, top.indices, top.values.clamp(max=0.0))
     return torch.where(greedy, best, scores / divisor)
 
 

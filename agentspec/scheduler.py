@@ -157,14 +157,22 @@ class Scheduler:
             self._thread.join()
 
     def _run(self) -> None:
-        while True:
-            with self._wake:
-                self._wake.wait_for(lambda: self._closed or self._waiting or self._running)
-                if self._closed:
-                    break
-            self.step()
-        for member in [*self._running, *self._waiting]:
-            member.job.fail(EngineClosedError("The engine was closed before the request was done."))
+        cause: BaseException = EngineClosedError("The engine was closed before the request was done.")
+        try:
+            while True:
+                with self._wake:
+                    self._wake.wait_for(lambda: self._closed or self._waiting or self._running)
+                    if self._closed:
+                        break
+                self.step()
+        except BaseException as error:  # a SystemExit in somebody's processor, say: nobody may wait for ever
+            cause = EngineClosedError(f"The engine's worker was ended by {error!r}; make a new engine to go on.")
+            cause.__cause__ = error
+        with self._wake:
+            self._closed = True
+            left = [*self._running, *self._waiting]
+        for member in left:
+            member.job.fail(cause)
 
     def step(self) -> None:
         """One turn of the loop: those who left leave, those who fit join, and everyone gets a round."""
@@ -196,16 +204,17 @@ class Scheduler:
         members = [m for m in members if not m.job.is_over]
         if not members:
             return
+        lengths = [m.sequence.length for m in members]
         try:
             stats: RoundStats = self._decoder.round(Batch([m.sequence for m in members], self._decoder.device))
+            for member, row in zip(members, stats.rows, strict=True):
+                member.stats.add_round(row, stats.seconds)
+                member.tell()
         except Exception as error:
-            if isinstance(error, InvalidRequestError) and len(members) > 1:
+            untouched = [m for m, n in zip(members, lengths, strict=True) if m.sequence.length == n]
+            if isinstance(error, InvalidRequestError) and len(members) > 1 and untouched == members:
                 for member in members:
                     self._round([member])
             else:
                 for member in members:
                     member.job.fail(error)
-            return
-        for member, row in zip(members, stats.rows, strict=True):
-            member.stats.add_round(row, stats.seconds)
-            member.tell()

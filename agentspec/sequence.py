@@ -216,8 +216,10 @@ class Batch:
     def __len__(self) -> int:
         return len(self.sequences)
 
-    def prefixes(self, spans: SequenceOf[list[int]]) -> list[Prefix]:
-        """What stands before every position of a drafted span and behind it."""
+    def prefixes(self, spans: SequenceOf[list[int]]) -> list[Prefix] | None:
+        """What stands before every position of a drafted span and behind it; None where no law looks at it."""
+        if not any(params.adjusts for params in self.params):
+            return None
         return [
             Prefix(context, s.prompt_length, len(span) + 1, s.end_tokens)
             for s, context, span in zip(self.sequences, self.contexts(spans), spans, strict=True)

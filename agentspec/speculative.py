@@ -19,6 +19,7 @@ from agentspec.constraints import Walk
 from agentspec.dice import DICE, Acceptance, Dice, Role
 from agentspec.draft_length import DraftLength, Fixed
 from agentspec.drafters import Draft, Drafter, NoDrafter
+from agentspec.errors import InvalidRequestError
 from agentspec.models import LanguageModel
 from agentspec.sampling import warp
 from agentspec.sequence import Batch
@@ -60,7 +61,8 @@ def verify_coupled(p: Tensor, draft: Draft, dice: Dice) -> Verdict:
     """
     rows, offsets = torch.arange(len(p), device=p.device), torch.arange(p.shape[1], device=p.device)
     drawn = dice.draw(p, Role.TARGET, offsets.expand(p.shape[:2]))  # [B, K+1]
-    n = ((draft.tokens == drawn[:, :-1]) & draft.drafted).long().cumprod(-1).sum(-1)
+    agree = (draft.tokens == drawn[:, :-1]) & draft.drafted & ~p[:, :-1, 0].isnan()
+    n = agree.long().cumprod(-1).sum(-1)
     return Verdict(n, drawn[rows, n])
 
 
@@ -81,8 +83,7 @@ class SpeculativeDecoder:
             not depend on speculation); a request may name its own.
 
     Raises:
-        InvalidRequestError: for a negative gamma.
-        ValueError: for an unknown acceptance rule.
+        InvalidRequestError: for a gamma that is no integer >= 0, or an unknown acceptance rule.
     """
 
     def __init__(
@@ -93,7 +94,9 @@ class SpeculativeDecoder:
         acceptance: Acceptance = "rejection",
     ) -> None:
         if acceptance not in DICE:
-            raise ValueError(f"acceptance must be one of {sorted(DICE)}, got {acceptance!r}.")
+            raise InvalidRequestError(f"acceptance must be one of {sorted(DICE)}, got {acceptance!r}.")
+        if not (isinstance(gamma, int) or callable(gamma)):
+            raise InvalidRequestError(f"gamma must be an integer or a DraftLength, got {gamma!r}.")
         self.target = target
         self.drafter = drafter or NoDrafter()
         self.draft_length = Fixed(gamma) if isinstance(gamma, int) else gamma
@@ -107,7 +110,7 @@ class SpeculativeDecoder:
     def round(self, batch: Batch) -> RoundStats:
         """One round: draft, one target pass, verdict, commit. Every row of the batch gains at least one token."""
         laps = Laps()
-        walk = Walk(batch)
+        walk = Walk(batch, self.target.vocab_size)
         try:
             draft = self.drafter.propose(batch, self.draft_length(batch), walk)  # x_1 .. x_gamma from q
             laps.lap("draft_s")
@@ -118,6 +121,7 @@ class SpeculativeDecoder:
             laps.lap("mask_s")
             p = warp(logits, batch.params, masks, batch.prefixes(draft.spans))
             verdict = VERIFY[batch.acceptance](p, draft, batch.dice)
+            _expect_law(p, verdict)
         finally:
             walk.settle()  # until the commit a round changes nothing, so that one that fails can be played again
         before = batch.detokenize_seconds
@@ -128,8 +132,20 @@ class SpeculativeDecoder:
 
     def prefill(self, contexts: list[list[int]]) -> None:
         """Let target and drafter compute what they will need of these contexts. Costs time, changes nothing."""
-        self.target.next_logits(contexts, [0] * len(contexts))
-        self.drafter.prefill(contexts)
+        known = [context for context in contexts if context]
+        if known:
+            self.target.next_logits(known, [0] * len(known))
+            self.drafter.prefill(known)
+
+
+def _expect_law(p: Tensor, verdict: Verdict) -> None:
+    """Raise where a row's last token was to be drawn from no law. Positions behind it were never reached."""
+    rows = torch.arange(len(p), device=p.device)
+    if bool(p[rows, verdict.accepted, 0].isnan().any()):
+        raise InvalidRequestError(
+            "No token may come next: the grammar has a dead end here, or it, banned ids, min_tokens and a "
+            "logits_processor together leave none; loosen one of them."
+        )
 
 
 def _commit(

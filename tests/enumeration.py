@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
@@ -48,8 +47,8 @@ class TableModel:
 
     def next_logits(self, contexts: SequenceOf[list[int]], last: SequenceOf[int]) -> Tensor:
         self.calls += 1
-        shape = (len(contexts), max(last), self.vocab_size)
-        out = torch.full(shape, math.nan, dtype=torch.float64)  # padding that is looked at shows
+        # Padding has a law of its own (uniform): what looks at it draws other tokens.
+        out = torch.zeros(len(contexts), max(last), self.vocab_size, dtype=torch.float64)
         at = [(b, k) for b, n in enumerate(last) for k in range(n)]
         if at:
             ends = [len(contexts[b]) - last[b] + 1 + k for b, k in at]

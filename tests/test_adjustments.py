@@ -143,7 +143,7 @@ def test_an_impossible_request_ends_alone(engine: LocalEngine) -> None:
     [
         ({"logits_processor": (lambda prefix, logits: logits * float("nan"),)}, "NaN"),
         ({"logits_processor": (lambda prefix, logits: None,)}, "NoneType"),
-        ({"banned_token_ids": (0, 1, 2)}, "no token"),
+        ({"banned_token_ids": (0, 1, 2)}, "leave none"),
         ({"banned_token_ids": (9,)}, "outside the vocabulary"),
         ({"logit_bias": {9: 1.0}}, "outside the vocabulary"),
     ],
@@ -184,3 +184,31 @@ def test_raw_logprobs_are_the_models_own(engine: LocalEngine) -> None:
             assert entry.logprob == pytest.approx(float(expected[entry.token]), abs=1e-6)
             assert entry.top[0][0] == int(expected.argmax())
             context.append(entry.token)
+
+
+def dead_end() -> AutomatonMatcher:
+    return AutomatonMatcher({0: {0: 0, 1: 1}, 1: {2: 2}, 2: {}}, set())
+
+
+@pytest.mark.parametrize("acceptance", ["rejection", "coupled"])
+@pytest.mark.parametrize(
+    "settings", [{"banned_token_ids": (1, 2)}, {"logit_bias": {1: -1e9}}, {"logit_bias": {1: -1e9}, "temperature": 0.0}]
+)
+def test_positions_that_are_never_reached_need_no_law(acceptance: Any, settings: dict[str, Any]) -> None:
+    """The look-up drafts into a dead end of the grammar, which the target never enters."""
+    for drafter in (None, PromptLookupDrafter(min_ngram=1), Cascade([PromptLookupDrafter(min_ngram=1)])):
+        params = SamplingParams(max_tokens=12, **settings)
+        sequence = Sequence([0, 1, 2, 0, 1, 2, 0], params, seed=1, matcher=dead_end(), acceptance=acceptance)
+        while sequence.finish_reason is None:
+            SpeculativeDecoder(TARGET, drafter, gamma=4).round(Batch([sequence]))
+        assert sequence.tokens == [0] * 12
+
+
+def test_a_dead_end_that_is_reached_is_an_error() -> None:
+    sequence = Sequence([0], SamplingParams(logit_bias={0: -1e9}), seed=1, matcher=dead_end())
+    decoder = SpeculativeDecoder(TARGET, ModelDrafter(DRAFT), gamma=2)
+    while len(sequence.tokens) < 2:
+        decoder.round(Batch([sequence]))
+    assert sequence.tokens == [1, 2]
+    with pytest.raises(InvalidRequestError, match="dead end"):
+        decoder.round(Batch([sequence]))

@@ -121,6 +121,16 @@ def test_parallel_calls_are_taken_apart(chat: ChatFormat) -> None:
     assert json.loads(calls[1].arguments) == {"in": "a\\n</tool_call>"}
 
 
+def test_an_opener_inside_final_json_is_text(chat: ChatFormat) -> None:
+    text = '{"a": "say <tool_call> now"}'
+    parser = AnswerParser(chat.dialect.form, begins_with_call=True)
+    assert "".join(map(parser.push, text)) == text
+    assert parser.finish() == ("", [])
+    parser = AnswerParser(chat.dialect.form, begins_with_call=True)
+    assert "".join(map(parser.push, CALL)) == ""
+    assert parser.finish()[1][0].is_complete
+
+
 def accepts(tokenizer: Any, grammar: Grammar | None, text: str) -> bool:
     assert grammar is not None
     matcher = compiler(tokenizer, len(tokenizer)).matcher(grammar)

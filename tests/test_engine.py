@@ -270,3 +270,68 @@ def test_decoder_settings_are_checked() -> None:
         SpeculativeDecoder(TableModel(), gamma=-1)
     with pytest.raises(ValueError, match="acceptance"):
         SpeculativeDecoder(TableModel(), acceptance="hopeful")  # type: ignore[arg-type]
+
+
+def test_a_prompt_of_one_token_is_enough() -> None:
+    engine = LocalEngine(SpeculativeDecoder(CausalLM(llama()), ModelDrafter(CausalLM(llama(seed=1)))))
+    [[completion]] = engine.generate([Request([5], SamplingParams(max_tokens=4, seed=1))])
+    assert len(completion.tokens) == 4
+    engine.close()
+
+
+@pytest.mark.parametrize("heads", [(97, 90), (90, 97)])
+def test_heads_of_different_size_are_reconciled(heads: tuple[int, int]) -> None:
+    target, draft = (CausalLM(llama(seed, vocab_size=head)) for seed, head in enumerate(heads))
+    engine = LocalEngine(SpeculativeDecoder(target, ModelDrafter(draft), acceptance="coupled"))
+    requests = [Request([5, 6], SamplingParams(max_tokens=20, seed=i), gamma=g) for i in range(3) for g in (0, 3)]
+    completions = [samples[0] for samples in engine.generate(requests)]
+    for plain, fast in zip(completions[::2], completions[1::2], strict=True):
+        assert plain.tokens == fast.tokens
+        assert fast.stats.drafted["model"] > 0
+    engine.close()
+
+
+def test_a_draft_with_a_shorter_context_costs_speed_alone() -> None:
+    target = CausalLM(llama())
+    draft = CausalLM(llama(seed=1, max_position_embeddings=32))
+    engine = LocalEngine(SpeculativeDecoder(target, ModelDrafter(draft), acceptance="coupled"))
+    for length in (20, 30, 60):
+        request = Request([1] * length, SamplingParams(max_tokens=24, seed=1))
+        plain = Request([1] * length, SamplingParams(max_tokens=24, seed=1), gamma=0)
+        [[fast], [slow]] = engine.generate([request, plain])
+        assert fast.tokens == slow.tokens
+    engine.close()
+
+
+def test_a_worker_that_is_ended_leaves_nobody_waiting() -> None:
+    def leave(prefix: list[int], logits: Tensor) -> Tensor:
+        raise SystemExit
+
+    engine = LocalEngine(SpeculativeDecoder(TableModel()))
+    with pytest.raises(EngineClosedError, match="SystemExit"):
+        engine.generate([Request([0], SamplingParams(logits_processor=(leave,)))])
+    with pytest.raises(EngineClosedError):
+        engine.generate([Request([0])])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Request("hello"), "token ids"),  # type: ignore[arg-type]
+        (lambda: Request([1.5]), "token ids"),  # type: ignore[list-item]
+        (lambda: Request([0], n=1.5), "1 or more"),  # type: ignore[arg-type]
+        (lambda: Request([0], gamma=2.5), "0 or more"),  # type: ignore[arg-type]
+        (lambda: SpeculativeDecoder(TableModel(), gamma="auto"), "integer or a DraftLength"),  # type: ignore[arg-type]
+        (lambda: SamplingParams(seed="x"), "seed"),  # type: ignore[arg-type]
+        (lambda: SamplingParams(temperature="hot"), "temperature"),  # type: ignore[arg-type]
+        (lambda: SamplingParams(max_tokens=3.5), "max_tokens"),  # type: ignore[arg-type]
+    ],
+)
+def test_values_of_the_wrong_type_are_named(make: Any, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        make()
+
+
+def test_a_single_request_in_place_of_a_list_is_named(engine: LocalEngine) -> None:
+    with pytest.raises(InvalidRequestError, match="list"):
+        engine.generate(Request([0]))  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ import pytest
 
 from agentspec import CausalLM, Grammar, GrammarError
 from agentspec.constraints import compiler
-from agentspec.grammar import CallForm
+from agentspec.grammar import CallForm, closed
 
 
 class Point(pydantic.BaseModel):
@@ -148,6 +148,32 @@ def test_parallel_calls_are_bounded_and_each_is_valid(grammars: Any, tokenizer: 
     assert accepts(grammars, tokenizer, grammar, f"{call}\n{call}")
     assert not accepts(grammars, tokenizer, grammar, f"{call}\n{call}\n{call}")
     assert not accepts(grammars, tokenizer, grammar, f"{call}\n{call.replace('1', 'one')}")
+
+
+def test_closed_schemas_hold_what_they_name() -> None:
+    part = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    shut = {**part, "additionalProperties": False}
+    assert closed(part) == shut
+    assert closed({"type": "array", "items": part})["items"] == shut
+    assert closed({"properties": {"b": part}, "$defs": {"c": part}})["$defs"]["c"] == shut
+    assert closed({"anyOf": [part, {"type": "null"}]}) == {"anyOf": [shut, {"type": "null"}]}
+    for as_it_is in ({"type": "object"}, {**part, "additionalProperties": True}, {"allOf": [part]}, True):
+        assert closed(as_it_is) == as_it_is
+
+
+def test_outlines_types_are_read(grammars: Any, tokenizer: Any) -> None:
+    types = pytest.importorskip("outlines.types")
+    dsl = pytest.importorskip("outlines.types.dsl")
+    for term, inside, outside in (
+        (types.Regex("[ab]+"), "ab", "c"),
+        (types.Choice(["yes", "no"]), "no", "maybe"),
+        (types.JsonSchema(SCHEMA), '{"x": 1}', '{"y": 1}'),
+        (types.CFG('start: "a" | "b"'), "b", "c"),
+        (dsl.either("one", dsl.exactly(2, types.digit)), "42", "4"),
+    ):
+        grammar = Grammar.of(term)
+        assert accepts(grammars, tokenizer, grammar, inside)
+        assert not accepts(grammars, tokenizer, grammar, outside)
 
 
 def test_another_form_of_calls(grammars: Any, tokenizer: Any) -> None:

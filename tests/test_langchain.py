@@ -10,6 +10,7 @@ from typing import Any, Literal
 import jsonschema
 import pytest
 from langchain.agents import create_agent
+from langchain_core.exceptions import ContextOverflowError as CoreContextOverflowError
 from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
@@ -190,14 +191,31 @@ def test_structured_output_by_typed_dict_and_by_schema(model: ChatAgentSpec) -> 
     assert mode.invoke("Ann is 31.")["raw"].content.startswith("{")
 
 
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
 @pytest.mark.parametrize("schema", [Person, PersonDict])
-def test_structured_output_cut_short_is_a_parsing_error(engine: LocalEngine, schema: Any) -> None:
+def test_structured_output_cut_short_is_a_parsing_error(engine: LocalEngine, schema: Any, method: Any) -> None:
     short = ChatAgentSpec(engine=engine, max_tokens=6)
-    made = short.with_structured_output(schema, include_raw=True).invoke("Ann, 31, cook.")
+    made = short.with_structured_output(schema, method=method, include_raw=True).invoke("Ann, 31, cook.")
     assert made["parsed"] is None
     assert isinstance(made["parsing_error"], OutputParserException)
     with pytest.raises(OutputParserException, match="cut short"):
-        short.with_structured_output(schema).invoke("Ann, 31, cook.")
+        short.with_structured_output(schema, method=method).invoke("Ann, 31, cook.")
+
+
+def test_a_schema_needs_no_title_and_invents_no_properties(model: ChatAgentSpec) -> None:
+    schema = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+    for method in ("json_schema", "function_calling"):
+        assert set(model.with_structured_output(schema, method=method).invoke("Ann is 31.")) == {"age"}
+
+
+async def test_a_prompt_beyond_the_context_is_an_error_of_langchains_core(model: ChatAgentSpec) -> None:
+    long = "word " * 9000
+    with pytest.raises(CoreContextOverflowError, match="8192"):
+        model.invoke(long)
+    with pytest.raises(CoreContextOverflowError):
+        await model.ainvoke(long)
+    with pytest.raises(CoreContextOverflowError):
+        list(model.stream(long))
 
 
 async def test_n_samples_differ_and_stop_strings_stop(model: ChatAgentSpec) -> None:
@@ -214,6 +232,9 @@ def test_logprobs_are_reported_per_token(model: ChatAgentSpec) -> None:
     content = answer.response_metadata["logprobs"]["content"]
     assert len(content) == answer.usage_metadata["output_tokens"]  # type: ignore[index]
     assert all(entry["logprob"] < 0 and len(entry["top_logprobs"]) == 2 for entry in content)
+    greedy = model.invoke("Hi", logprobs=0, max_tokens=5).response_metadata["logprobs"]["content"]
+    assert all(-20 < entry["logprob"] < 0 for entry in greedy)
+    assert isinstance(greedy[0]["token"], str)
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -292,6 +313,15 @@ def test_a_handler_attached_twice_counts_once(model: ChatAgentSpec) -> None:
     model.invoke("Hi", config={"callbacks": [handler, handler]}, max_tokens=2)
     assert len(handler.run.model_calls) == 1
     assert handler.run.total_s >= handler.run.model_s > 0
+
+
+def test_overlapping_model_calls_are_counted_once(model: ChatAgentSpec) -> None:
+    with track_latency() as run:
+        model.batch(["One?", "Two?", "Three?"], max_tokens=8)
+    told = run.to_dict()
+    parts = [iteration[part] for iteration in told["iterations"] for part in ("model_s", "tool_s", "framework_s")]
+    assert min(parts) >= 0
+    assert sum(parts) == pytest.approx(told["total_s"])
 
 
 def test_a_failing_model_is_in_the_account(model: ChatAgentSpec) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from agentspec import InvalidRequestError, SamplingParams
 from agentspec.dice import CoupledDice, Dice, Role, sample_seed
-from agentspec.sampling import warp
+from agentspec.sampling import Prefix, warp
 
 LARGEST = 1 - 2.0**-53
 """The largest uniform that a dice can show."""
@@ -183,8 +183,13 @@ def test_the_logits_are_left_alone() -> None:
     logits = torch.tensor([[[1.0, 2.0, 3.0]]])
     before = logits.clone()
     params = SamplingParams(temperature=0.5, top_k=2, top_p=0.9, min_p=0.1, logit_bias={0: 1.0})
-    warp(logits, [params], torch.tensor([[[True, False, True]]]))
+    warp(logits, [params], torch.tensor([[[True, False, True]]]), [Prefix([0], 1, 1, frozenset())])
     assert torch.equal(logits, before)
+
+
+def test_adjustments_without_prefixes_are_an_error() -> None:
+    with pytest.raises(ValueError, match="prefixes"):
+        warp(torch.zeros(1, 1, 3), [SamplingParams(presence_penalty=1.0)])
 
 
 # The settings

@@ -128,9 +128,12 @@ def test_the_limit_falls_anywhere_in_a_block(max_tokens: int, gamma: int) -> Non
     target = TableModel(len(PIECES), seed=1)
     sequence = Sequence([A], SamplingParams(max_tokens=max_tokens), seed=1)
     decoder = SpeculativeDecoder(target, ModelDrafter(target), gamma)
+    rounds = []
     while sequence.finish_reason is None:
-        decoder.round(Batch([sequence]))
+        rounds += decoder.round(Batch([sequence])).rows
     assert (sequence.length, sequence.finish_reason) == (max_tokens, LENGTH)
+    # Nothing is drafted in vain: the last token of a round is the target's own.
+    assert sum(sum(row.drafted.values()) for row in rounds) == max_tokens - len(rounds)
 
 
 def test_a_block_is_cut_at_the_limit() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from agentspec.chat.dialects import Dialect, Message, detect
 from agentspec.detokenizer import overlap
 from agentspec.errors import InvalidRequestError
-from agentspec.grammar import CallForm, Grammar, to_json
+from agentspec.grammar import CallForm, Grammar, closed, to_json
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class ChatFormat:
         """
         if tools:
             return Grammar.tools(tools, required=required, parallel=parallel, final=final, form=self.dialect.form)
-        return None if final is None else Grammar.json_schema(final)
+        return None if final is None else Grammar.json_schema(closed(final))
 
 
 class AnswerParser:
@@ -89,10 +89,12 @@ class AnswerParser:
 
     Args:
         form: of calls.
+        begins_with_call: whether a call can only be the whole answer; elsewhere an opener is text (a string in JSON).
     """
 
-    def __init__(self, form: CallForm) -> None:
+    def __init__(self, form: CallForm, *, begins_with_call: bool = False) -> None:
         self._form = form
+        self._begins_with_call = begins_with_call
         self._text = ""
         self._shown = 0
         self._call_at: int | None = None
@@ -100,11 +102,15 @@ class AnswerParser:
     def push(self, text: str) -> str:
         """Take more text; the free text that is new and surely not part of a call."""
         self._text += text
-        opener = self._form.opener
+        opener, end = self._form.opener, len(self._text)
         if self._call_at is None:
             at = self._text.find(opener, self._shown)
-            self._call_at = at if at >= 0 else None
-        return self._show(len(self._text) - overlap(self._text, opener) if self._call_at is None else self._call_at)
+            is_call = at == 0 or (at > 0 and not self._begins_with_call)
+            self._call_at = at if is_call else None
+        if self._call_at is not None:
+            return self._show(self._call_at)
+        may_open = self._shown == 0 if self._begins_with_call else True
+        return self._show(end - overlap(self._text, opener) if may_open else end)
 
     def finish(self) -> tuple[str, list[ToolCall]]:
         """The rest of the free text, and the calls."""

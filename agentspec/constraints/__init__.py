@@ -58,7 +58,8 @@ class Walk:
     sequences move with it; ``settle`` puts them back where they stood.
     """
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: Batch, vocab_size: int) -> None:
+        self.vocab_size = vocab_size  # ids that the target scores
         self._rows = [_RowWalk(sequence) for sequence in batch.sequences]
         self._device = batch.device
         self._forced_reserved = False
@@ -82,6 +83,7 @@ class Walk:
 
         False behind a token that ends the sequence or cannot be accepted, and at forced tokens once reserved.
         """
+        self.mask(row)  # which may find that the grammar is over here
         return self._rows[row].is_open and not (self._forced_reserved and self.forced(row) is not None)
 
     def reserve_forced(self) -> None:
@@ -96,9 +98,10 @@ class Walk:
         return mask
 
     def forced(self, row: int) -> int | None:
-        """The only legal token where the walk stands; None where there is a choice."""
+        """The only legal token where the walk stands; None where there is a choice, or nothing to go on with."""
         mask = self.mask(row)
-        return int(mask.nonzero()) if mask is not None and self._rows[row].is_forced(-1) else None
+        is_forced = self._rows[row].is_open and self._rows[row].is_forced(-1)
+        return int(mask.nonzero()) if mask is not None and is_forced else None
 
     def advance(self, row: int, token: int) -> None:
         """Walk on over a drafted token."""
@@ -190,5 +193,5 @@ class _RowWalk:
                 mask |= not self.sequence.end_tokens
             mask[list(self.sequence.end_tokens)] = True
         if not bool(mask.any()):
-            raise GrammarError("The grammar is not complete, yet no token of this vocabulary may come next.")
+            self.is_open = False  # a dead end: an error, but only for a text that gets here
         return mask

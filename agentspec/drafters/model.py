@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from agentspec.constraints import Walk
 from agentspec.dice import Role
 from agentspec.drafters import Draft, Drafter
-from agentspec.models import LanguageModel
+from agentspec.models import LanguageModel, max_context
 from agentspec.sampling import warp
 from agentspec.sequence import Batch
 
 
 class ModelDrafter(Drafter):
     """Draws gamma tokens from a draft model, one after the other, under the target's settings and masks.
+
+    A draft that scores more or fewer ids than the target (padded heads) is cut or filled to the target's; where its
+    context ends, or holds an id that it does not know, it drafts nothing.
 
     Args:
         model: the draft; the target itself is allowed (then every token is accepted).
@@ -26,6 +31,7 @@ class ModelDrafter(Drafter):
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
+        self._limit = max_context(model) or math.inf
 
     def propose(self, batch: Batch, gamma: Sequence[int], walk: Walk) -> Draft:
         """``gamma[b]`` tokens from q; fewer where an end token was drawn."""
@@ -33,9 +39,11 @@ class ModelDrafter(Drafter):
         q: Tensor | None = None
         for k in range(max(gamma)):
             rows = [b for b in range(len(batch)) if k < gamma[b] and walk.is_open(b)]
+            rows = [b for b in rows if len(spans[b]) == k and self._can_read(walk.context(b), walk.vocab_size)]
             if not rows:
                 break
-            logits = self.model.next_logits([walk.context(b) for b in rows], [1] * len(rows))
+            logits = self.model.next_logits([walk.context(b) for b in rows], [1] * len(rows))[..., : walk.vocab_size]
+            logits = pad(logits, (0, walk.vocab_size - logits.shape[-1]), value=-math.inf)
             params = [batch.params[b] for b in rows]
             law = warp(logits, params, walk.stack(rows), [walk.prefix(b) for b in rows])[:, 0]  # [R, V]
             at = torch.tensor([walk.drafted(b) for b in rows], device=law.device)
@@ -43,9 +51,11 @@ class ModelDrafter(Drafter):
             if q is None:
                 q = law.new_zeros(len(batch), max(gamma), law.shape[-1])
             q[rows, k] = law
-            for b, token in zip(rows, tokens.tolist(), strict=True):
-                spans[b].append(token)
-                walk.advance(b, token)
+            no_law = law[:, 0].isnan().tolist()  # nothing is legal here: nothing can be drawn
+            for b, token, is_over in zip(rows, tokens.tolist(), no_law, strict=True):
+                if not is_over:
+                    spans[b].append(token)
+                    walk.advance(b, token)
         width = max(map(len, spans))
         return Draft.of_spans(
             spans, [[self.name] * len(s) for s in spans], batch.device, None if q is None else q[:, :width]
@@ -53,4 +63,11 @@ class ModelDrafter(Drafter):
 
     def prefill(self, contexts: Sequence[list[int]]) -> None:
         """Let the draft model compute the contexts."""
-        self.model.next_logits(contexts, [0] * len(contexts))
+        known = [context for context in contexts if self._can_read(context, None)]
+        if known:
+            self.model.next_logits(known, [0] * len(known))
+
+    def _can_read(self, context: list[int], target_ids: int | None) -> bool:
+        """Whether the context fits the draft's own, and holds no id that only the target has."""
+        has_all_ids = target_ids is not None and target_ids <= self.model.vocab_size
+        return len(context) <= self._limit and (has_all_ids or max(context) < self.model.vocab_size)

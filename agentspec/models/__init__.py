@@ -45,9 +45,23 @@ class CachingModel(LanguageModel, Protocol):
         ...
 
 
+@runtime_checkable
+class PaddedModel(LanguageModel, Protocol):
+    """A model whose head may score more ids than there are tokens."""
+
+    def narrow(self, vocab_size: int) -> None:
+        """Leave out the scores of ids from ``vocab_size`` on."""
+        ...
+
+
 def cached_tokens(model: LanguageModel, context: list[int]) -> int:
     """Tokens of ``context`` that ``model`` need not compute again; 0 for a model without a cache."""
     return model.cached_tokens(context) if isinstance(model, CachingModel) else 0
+
+
+def end_tokens(model: LanguageModel) -> frozenset[int]:
+    """Ids that the model was made to end its turns with, as far as it says so."""
+    return frozenset(getattr(model, "end_tokens", ()))
 
 
 def max_context(model: LanguageModel) -> int | None:

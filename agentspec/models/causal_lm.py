@@ -71,12 +71,7 @@ class CausalLM:
         embeddings: Any = model.get_input_embeddings()
         self._vocab_size: int = embeddings.weight.shape[0]
         if vocab_size is not None:
-            if not 0 < vocab_size <= self._vocab_size:
-                raise ModelLoadError(
-                    f"The tokenizer has {vocab_size} ids and the model scores {self._vocab_size}; expected a tokenizer "
-                    "of this model, with no more ids than it scores"
-                )
-            self._vocab_size = vocab_size
+            self.narrow(vocab_size)
         self.model = model.eval().requires_grad_(False)
         self.kv = RaggedKV(rows=2, max_slots=self._max_context + SHORT_FEED)
         self.prefill_chunk = prefill_chunk
@@ -148,6 +143,25 @@ class CausalLM:
         """Data type of the weights and of K and V."""
         dtype: torch.dtype = self.model.dtype
         return dtype
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """Ids that the checkpoint names as ends: many chat models have several."""
+        named = [getattr(c, "eos_token_id", None) for c in (self.model.generation_config, self.model.config)]
+        ids = [i for entry in named for i in (entry if isinstance(entry, list) else [entry])]
+        return frozenset(i for i in ids if i is not None and 0 <= i < self.vocab_size)
+
+    def narrow(self, vocab_size: int) -> None:
+        """Leave out the scores of ids from ``vocab_size`` on: padding of the head that no token stands for.
+
+        Raises ``ModelLoadError`` for more ids than the model scores.
+        """
+        if not 0 < vocab_size <= self._vocab_size:
+            raise ModelLoadError(
+                f"The tokenizer has {vocab_size} ids and the model scores {self._vocab_size}; expected a tokenizer of "
+                "this model, with no more ids than it scores"
+            )
+        self._vocab_size = vocab_size
 
     def cached_tokens(self, context: list[int]) -> int:
         """Length of the longest prefix of ``context`` that some KV row holds."""

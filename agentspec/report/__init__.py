@@ -6,6 +6,7 @@ of the tool loop. Every second of the run belongs to a model call, to tools, or 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -97,23 +98,11 @@ class AgentRun:
 
     def to_dict(self) -> dict[str, Any]:
         """The run as JSON values."""
-        edges = [i.model.started for i in self.iterations[1:]] + [self.started + self.total_s]
-        begin = self.started
-        iterations = []
-        for iteration, end in zip(self.iterations, edges, strict=True):
-            tool_s = union_seconds([iteration.model, *iteration.tools]) - iteration.model.seconds
-            iterations.append(
-                {
-                    "model": iteration.model.name,
-                    "model_s": iteration.model.seconds,
-                    "tool_s": tool_s,
-                    "framework_s": end - begin - iteration.model.seconds - tool_s,
-                    "tools": [{"name": t.name, "seconds": t.seconds, "error": t.error} for t in iteration.tools],
-                    "step": iteration.model.details,
-                    "error": iteration.model.error,
-                }
-            )
-            begin = end
+        edges = [self.started, *(i.model.started for i in self.iterations[1:]), self.started + self.total_s]
+        iterations = [
+            self._iteration(iteration, begin, end)
+            for iteration, begin, end in zip(self.iterations, edges, edges[1:], strict=False)
+        ]
         return {
             "name": self.name,
             "total_s": self.total_s,
@@ -123,6 +112,20 @@ class AgentRun:
             "iterations": iterations,
         }
 
+    def _iteration(self, iteration: Iteration, begin: float, end: float) -> dict[str, Any]:
+        """What happened between ``begin`` and ``end``. Model calls that overlap (a batch) share their seconds."""
+        model_s = union_seconds(self.model_calls, begin, end)
+        busy_s = union_seconds([*self.model_calls, *self.tool_calls], begin, end)
+        return {
+            "model": iteration.model.name,
+            "model_s": model_s,
+            "tool_s": busy_s - model_s,
+            "framework_s": end - begin - busy_s,
+            "tools": [{"name": t.name, "seconds": t.seconds, "error": t.error} for t in iteration.tools],
+            "step": iteration.model.details,
+            "error": iteration.model.error,
+        }
+
     def print(self) -> None:
         """Show the run on the terminal."""
         from agentspec.report.terminal import show  # a view of this module's data, so it cannot be imported above
@@ -130,11 +133,11 @@ class AgentRun:
         show(self)
 
 
-def union_seconds(calls: Sequence[Call]) -> float:
-    """Length of the union of the calls' intervals."""
-    total, reached = 0.0, float("-inf")
+def union_seconds(calls: Sequence[Call], begin: float = -math.inf, end: float = math.inf) -> float:
+    """Length of the union of the calls' intervals, between ``begin`` and ``end``."""
+    total, reached = 0.0, begin
     for call in sorted(calls, key=lambda call: call.started):
-        end = call.started + call.seconds
-        total += max(0.0, end - max(call.started, reached))
-        reached = max(reached, end)
+        until = min(call.started + call.seconds, end)
+        total += max(0.0, until - max(call.started, reached))
+        reached = max(reached, until)
     return total

@@ -72,7 +72,8 @@ def _sum(steps: list[dict[str, Any] | None]) -> dict[str, Any] | None:
         return None
     whole = {name: sum(step[name] for step in known) for name in (*PHASES, *COUNTS) if not _is_mean(name)}
     accepted = sum(step["accepted_tokens"] for step in known)
-    whole["mean_accepted_length"] = whole["new_tokens"] / whole["rounds"] if whole["rounds"] else None
+    emitted = sum(step["mean_accepted_length"] * step["rounds"] for step in known if step["rounds"])
+    whole["mean_accepted_length"] = emitted / whole["rounds"] if whole["rounds"] else None
     whole["acceptance_rate"] = accepted / whole["drafted_tokens"] if whole["drafted_tokens"] else None
     return whole
 

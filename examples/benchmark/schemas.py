@@ -1,10 +1,10 @@
 """400 real JSON Schemas (or any in the same form) against a grammar engine and the embedded model.
 
-Run ``python examples/benchmark/schemas.py SCHEMAS.jsonl [--outputs 100] [--json results.json]``; each line of the file
-is ``{"id", "source", "schema", "valid": [...], "invalid": [...]}``. Per source it prints how many schemas compile, which
+Run ``python examples/benchmark/schemas.py SCHEMAS.jsonl [--outputs 100] [--json results.json]``; a line of the file is
+``{"id", "source", "schema", "valid": [...], "invalid": [...]}``. Per source it prints how many schemas compile, which
 keywords the others are refused for, how many of the valid instances the grammar accepts (written as ``json.dumps``
-writes them, properties in the order of the schema where that is needed) and of the invalid ones it rejects, and how many
-outputs of the embedded model at temperature 1 finish and validate with ``jsonschema``. Every finished output must.
+writes them, properties in the order of the schema where that is needed) and of the invalid ones it rejects, and how
+many outputs of the embedded model at temperature 1 finish and validate with ``jsonschema``: all that finish must.
 """
 
 from __future__ import annotations

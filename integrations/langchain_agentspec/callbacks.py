@@ -85,7 +85,7 @@ class LatencyHandler(BaseCallbackHandler):
     def _end(self, run_id: UUID, error: str | None = None, details: dict[str, Any] | None = None) -> None:
         call = self._calls.get(run_id)
         if call is None or call.ended is not None:
-            return
+            return  # this handler is attached twice
         call.ended, call.error, call.details = time.perf_counter(), error, details
         self.run.ended = call.ended
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,18 +12,25 @@ from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackMana
 from langchain_core.language_models import BaseChatModel, LanguageModelInput, ModelProfile
 from langchain_core.language_models.base import LangSmithParams
 from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
+from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
-from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
-from langchain_core.utils.pydantic import is_basemodel_subclass
+from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import ConfigDict, Field, field_validator
 
 from agentspec import Delta, InvalidRequestError, LocalEngine, Request, SamplingParams
 from agentspec.chat import AnswerParser, ChatFormat
 from agentspec.pairs import EMBEDDED, PairSpec, shared_engine
-from langchain_agentspec.forms import WholeJsonParser, WholePydanticParser, chosen_tools, final_schema
-from langchain_agentspec.messages import ChunkMaker, to_chat, to_message
+from langchain_agentspec.forms import (
+    answer_parser,
+    call_parser,
+    chosen_tools,
+    core_errors,
+    final_schema,
+    json_schema_of,
+    structured,
+)
+from langchain_agentspec.messages import ChunkMaker, to_chat, to_result
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "logprobs")
 """Settings that a call may override by a keyword of the same name."""
@@ -48,7 +56,7 @@ class ChatAgentSpec(BaseChatModel):
         seed: same seed, same text.
         max_tokens: the most tokens to emit.
         stop: strings that end the text.
-        logprobs: alternatives to report beside each token; None for none.
+        logprobs: alternatives to report beside each token, with the model's own log-probabilities; None for none.
         n: samples per call.
         gamma: tokens to draft per round; 0 decodes plainly; ``"auto"`` leaves it to the engine.
         acceptance: ``"rejection"``, or ``"coupled"`` for text that does not depend on speculation.
@@ -104,7 +112,8 @@ class ChatAgentSpec(BaseChatModel):
     @property
     def _identifying_params(self) -> dict[str, Any]:
         names = ("model", "draft", *SAMPLING, "stop", "n", "gamma", "acceptance", "device", "dtype", "revision")
-        return {name: getattr(self, name) for name in names}
+        # An engine of the user's own has no name: no cache may take its answers for those of another.
+        return {**{name: getattr(self, name) for name in names}, "engine": self.engine and id(self.engine)}
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         return LangSmithParams(
@@ -186,9 +195,9 @@ class ChatAgentSpec(BaseChatModel):
             InvalidRequestError: for an unknown method.
         """
         if method == "function_calling":
-            return super().with_structured_output(schema, include_raw=include_raw, **kwargs)
+            return structured(self._calling(schema, **kwargs), call_parser(schema), include_raw)
         if method == "json_schema":
-            wanted: dict[str, Any] = {"type": "json_schema", "json_schema": {"schema": convert_to_json_schema(schema)}}
+            wanted: dict[str, Any] = {"type": "json_schema", "json_schema": {"schema": json_schema_of(schema)}}
         elif method == "json_mode":
             wanted = {"type": "json_object"}
         else:
@@ -200,18 +209,15 @@ class ChatAgentSpec(BaseChatModel):
             ls_structured_output_format={"kwargs": {"method": method}, "schema": schema},
             **kwargs,
         )
-        parser: Runnable[Any, Any] = (
-            WholePydanticParser(pydantic_object=schema)
-            if isinstance(schema, type) and is_basemodel_subclass(schema)
-            else WholeJsonParser()
+        return structured(llm, answer_parser(schema), include_raw)
+
+    def _calling(self, schema: dict[str, Any] | type, **kwargs: Any) -> Runnable[LanguageModelInput, AIMessage]:
+        """This model made to call the schema as a tool."""
+        tool = convert_to_openai_tool(json_schema_of(schema) if isinstance(schema, dict) else schema)
+        wanted = {"kwargs": {"method": "function_calling"}, "schema": tool}
+        return self.bind_tools(
+            [tool], tool_choice=tool["function"]["name"], ls_structured_output_format=wanted, **kwargs
         )
-        if not include_raw:
-            return llm | parser
-        parsed = RunnablePassthrough.assign(
-            parsed=lambda made: parser.invoke(made["raw"]), parsing_error=lambda _: None
-        )
-        failed = RunnablePassthrough.assign(parsed=lambda _: None)
-        return RunnableMap(raw=llm) | parsed.with_fallbacks([failed], exception_key="parsing_error")
 
     def _generate(
         self,
@@ -222,8 +228,9 @@ class ChatAgentSpec(BaseChatModel):
     ) -> ChatResult:
         call = self._prepare(messages, stop, kwargs)
         makers = call.makers(self.model)
-        chunks = [(delta.index, makers[delta.index].chunk(delta)) for delta in call.engine.stream(call.request)]
-        return _result(chunks, len(makers))
+        with core_errors():
+            chunks = [(delta.index, makers[delta.index].chunk(delta)) for delta in call.engine.stream(call.request)]
+        return to_result(chunks, len(makers))
 
     def _stream(
         self,
@@ -234,8 +241,9 @@ class ChatAgentSpec(BaseChatModel):
     ) -> Iterator[ChatGenerationChunk]:
         call = self._prepare_stream(messages, stop, kwargs)
         maker = call.makers(self.model)[0]
-        for delta in call.engine.stream(call.request):
-            yield from _shown(maker, delta)
+        with core_errors():
+            for delta in call.engine.stream(call.request):
+                yield from _shown(maker, delta)
 
     async def _agenerate(
         self,
@@ -246,8 +254,10 @@ class ChatAgentSpec(BaseChatModel):
     ) -> ChatResult:
         call = await asyncio.to_thread(self._prepare, messages, stop, kwargs)
         makers = call.makers(self.model)
-        chunks = [(delta.index, makers[delta.index].chunk(delta)) async for delta in call.engine.astream(call.request)]
-        return _result(chunks, len(makers))
+        with core_errors():
+            deltas = call.engine.astream(call.request)
+            chunks = [(delta.index, makers[delta.index].chunk(delta)) async for delta in deltas]
+        return to_result(chunks, len(makers))
 
     async def _astream(
         self,
@@ -258,9 +268,10 @@ class ChatAgentSpec(BaseChatModel):
     ) -> AsyncIterator[ChatGenerationChunk]:
         call = await asyncio.to_thread(self._prepare_stream, messages, stop, kwargs)
         maker = call.makers(self.model)[0]
-        async for delta in call.engine.astream(call.request):
-            for chunk in _shown(maker, delta):
-                yield chunk
+        with core_errors():
+            async for delta in call.engine.astream(call.request):
+                for chunk in _shown(maker, delta):
+                    yield chunk
 
     @property
     def _engine(self) -> LocalEngine:
@@ -297,25 +308,27 @@ class ChatAgentSpec(BaseChatModel):
             gamma=None if gamma == "auto" else gamma,
             acceptance=kwargs.get("acceptance", self.acceptance),
         )
-        return _Prepared(engine, request, chat if offered else None)
+        parser = functools.partial(AnswerParser, chat.dialect.form, begins_with_call=final is not None)
+        return _Prepared(engine, request, parser if offered else None)
 
     def _params(self, kwargs: dict[str, Any], stop: list[str] | None) -> SamplingParams:
         settings = {name: kwargs.get(name, getattr(self, name)) for name in SAMPLING}
-        return SamplingParams(**settings, stop=tuple(self.stop if stop is None else stop))
+        # The model's own probabilities: those of a greedy law would all be 1.
+        return SamplingParams(**settings, stop=tuple(self.stop if stop is None else stop), raw_logprobs=True)
 
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A call on its way to the engine; ``chat`` is set where its answer may hold tool calls."""
+    """A call on its way to the engine; ``parser`` is set where its answer may hold tool calls."""
 
     engine: LocalEngine
     request: Request
-    chat: ChatFormat | None
+    parser: Callable[[], AnswerParser] | None
 
     def makers(self, model_name: str) -> list[ChunkMaker]:
         """One per sample."""
         return [
-            ChunkMaker(model_name, AnswerParser(self.chat.dialect.form) if self.chat else None)
+            ChunkMaker(model_name, self.parser() if self.parser else None, self.engine.tokenizer.decode)
             for _ in range(self.request.n)
         ]
 
@@ -326,15 +339,3 @@ def _shown(maker: ChunkMaker, delta: Delta) -> Iterator[ChatGenerationChunk]:
     if message.content or message.chunk_position == "last":
         info = {"finish_reason": message.response_metadata["finish_reason"]} if message.chunk_position else None
         yield ChatGenerationChunk(message=message, generation_info=info)
-
-
-def _result(chunks: list[tuple[int, Any]], samples: int) -> ChatResult:
-    messages = [to_message(chunk for index, chunk in chunks if index == sample) for sample in range(samples)]
-    return ChatResult(
-        generations=[
-            ChatGeneration(
-                message=message, generation_info={"finish_reason": message.response_metadata["finish_reason"]}
-            )
-            for message in messages
-        ]
-    )

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from operator import itemgetter
 from typing import Any
 
+from langchain_core.exceptions import ContextOverflowError as CoreContextOverflowError
 from langchain_core.exceptions import OutputParserException
+from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
 from langchain_core.outputs import Generation
+from langchain_core.runnables import Runnable, RunnableLambda, RunnableMap, RunnablePassthrough
 from langchain_core.utils.function_calling import convert_to_json_schema
+from langchain_core.utils.pydantic import is_basemodel_subclass
 
-from agentspec import InvalidRequestError
+from agentspec import ContextOverflowError, InvalidRequestError
 
 
 def chosen_tools(tools: list[dict[str, Any]], choice: Any) -> tuple[list[dict[str, Any]], bool]:
@@ -47,7 +54,7 @@ def final_schema(response_format: Any) -> dict[str, Any] | None:
     if response_format is None:
         return None
     if isinstance(response_format, type):
-        return convert_to_json_schema(response_format)
+        return json_schema_of(response_format)
     if isinstance(response_format, dict):
         kind = response_format.get("type")
         if kind == "text":
@@ -64,6 +71,67 @@ def final_schema(response_format: Any) -> dict[str, Any] | None:
         "response_format must be a class, a JSON Schema, or {'type': 'json_schema', 'json_schema': {'schema': ...}}, "
         f"{{'type': 'json_object'}} or {{'type': 'text'}}; got {response_format!r}."
     )
+
+
+def json_schema_of(schema: dict[str, Any] | type) -> dict[str, Any]:
+    """The JSON Schema of a class, TypedDict, OpenAI function or JSON Schema; the latter needs no title here."""
+    if isinstance(schema, dict) and not schema.keys() & {"title", "name", "function", "parameters", "input_schema"}:
+        return {"title": "Answer", **schema}
+    return convert_to_json_schema(schema)
+
+
+def _called(message: AIMessage, schema: Any) -> Any:
+    """The arguments of a message's call, as an instance of a pydantic class where one is named.
+
+    Raises:
+        OutputParserException: where the call was cut short, or the class does not take its arguments.
+    """
+    if not message.tool_calls:
+        raise OutputParserException(
+            f"Expected a whole tool call, got one that was cut short (raise max_tokens?): {message.invalid_tool_calls}"
+        )
+    arguments = message.tool_calls[0]["args"]
+    try:
+        return arguments if schema is None else schema(**arguments)
+    except ValueError as error:  # pydantic's ValidationError is one, of both its versions
+        raise OutputParserException(f"{schema.__name__} does not take {arguments}: {error}") from error
+
+
+def structured(llm: Runnable[Any, Any], parser: Runnable[Any, Any], include_raw: bool) -> Runnable[Any, Any]:
+    """A model and its parser; with ``include_raw`` an answer that does not parse is reported, not raised."""
+    if not include_raw:
+        return llm | parser
+    parsed = RunnablePassthrough.assign(parsed=itemgetter("raw") | parser, parsing_error=lambda _: None)
+    failed = RunnablePassthrough.assign(parsed=lambda _: None)
+    return RunnableMap(raw=llm) | parsed.with_fallbacks([failed], exception_key="parsing_error")
+
+
+def _is_pydantic(schema: Any) -> bool:
+    return isinstance(schema, type) and is_basemodel_subclass(schema)
+
+
+def answer_parser(schema: Any) -> Runnable[Any, Any]:
+    """Reads an answer that is an instance of a schema."""
+    return WholePydanticParser(pydantic_object=schema) if _is_pydantic(schema) else WholeJsonParser()
+
+
+def call_parser(schema: Any) -> Runnable[Any, Any]:
+    """Reads a call of a schema as a tool."""
+    made_of = schema if _is_pydantic(schema) else None
+    return RunnableLambda(lambda message: _called(message, made_of))
+
+
+class PromptTooLongError(ContextOverflowError, CoreContextOverflowError):
+    """A prompt beyond the model's context, as LangChain's core names it too."""
+
+
+@contextmanager
+def core_errors() -> Iterator[None]:
+    """Raise what LangChain's core has a name for under that name."""
+    try:
+        yield
+    except ContextOverflowError as error:
+        raise PromptTooLongError(str(error)) from error
 
 
 class WholeJsonParser(JsonOutputParser):

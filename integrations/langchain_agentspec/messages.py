@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, ChatMessage, FunctionMessage, ToolMessage
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.messages.tool import ToolCallChunk, tool_call_chunk
+from langchain_core.outputs import ChatGeneration, ChatResult
 
 from agentspec import Delta, FinishReason, InvalidRequestError, StepStats, TokenLogprob
 from agentspec.chat import AnswerParser, ToolCall
@@ -65,10 +66,12 @@ class ChunkMaker:
     Args:
         model_name: for the response's metadata.
         parser: takes calls out of the text; None where no tools are offered.
+        decode: ids to text, for log-probabilities.
     """
 
-    def __init__(self, model_name: str, parser: AnswerParser | None) -> None:
+    def __init__(self, model_name: str, parser: AnswerParser | None, decode: Callable[[list[int]], str]) -> None:
         self._model_name = model_name
+        self._decode = decode
         self._parser = parser
         self._logprobs: list[TokenLogprob] = []
 
@@ -95,8 +98,18 @@ class ChunkMaker:
             "agentspec": stats.to_dict(),
         }
         if self._logprobs:
-            metadata["logprobs"] = {"content": [_logprob(entry) for entry in self._logprobs]}
+            metadata["logprobs"] = {"content": [self._logprob(entry) for entry in self._logprobs]}
         return metadata
+
+    def _logprob(self, entry: TokenLogprob) -> dict[str, Any]:
+        """In OpenAI's form, with the id beside the text."""
+        top = [{"token": self._decode([i]), "id": i, "logprob": logprob} for i, logprob in entry.top]
+        return {
+            "token": self._decode([entry.token]),
+            "id": entry.token,
+            "logprob": entry.logprob,
+            "top_logprobs": top,
+        }
 
 
 def to_message(chunks: Iterable[AIMessageChunk]) -> AIMessage:
@@ -131,9 +144,14 @@ def _usage(stats: StepStats) -> UsageMetadata:
     )
 
 
-def _logprob(entry: TokenLogprob) -> dict[str, Any]:
-    return {
-        "token": entry.token,
-        "logprob": entry.logprob,
-        "top_logprobs": [{"token": token, "logprob": logprob} for token, logprob in entry.top],
-    }
+def to_result(chunks: list[tuple[int, AIMessageChunk]], samples: int) -> ChatResult:
+    """The samples of a call, from their chunks in the order they came."""
+    messages = [to_message(chunk for index, chunk in chunks if index == sample) for sample in range(samples)]
+    return ChatResult(
+        generations=[
+            ChatGeneration(
+                message=message, generation_info={"finish_reason": message.response_metadata["finish_reason"]}
+            )
+            for message in messages
+        ]
+    )

@@ -13,6 +13,9 @@ from torch import Tensor
 
 from agentspec.errors import InvalidRequestError
 
+LEAST_TEMPERATURE = 1e-5
+"""Below this, scores divided by it leave float32; the law is greedy long before."""
+
 LogitsProcessor = Callable[[list[int], Tensor], Tensor]
 """``(prefix, logits [V]) -> logits [V]``."""
 
@@ -73,7 +76,11 @@ class SamplingParams:
         for name in ("stop_token_ids", "banned_token_ids", "logits_processor"):
             object.__setattr__(self, name, tuple(getattr(self, name) or ()))
         rules: tuple[tuple[str, bool, str], ...] = (
-            ("temperature", _is_number(self.temperature) and self.temperature >= 0, "a finite number >= 0"),
+            (
+                "temperature",
+                _is_number(self.temperature) and (self.temperature == 0 or self.temperature >= LEAST_TEMPERATURE),
+                f"0 (greedy) or a finite number >= {LEAST_TEMPERATURE}",
+            ),
             ("top_p", _is_number(self.top_p) and 0 < self.top_p <= 1, "a number in (0, 1]"),
             ("top_k", _is_integer(self.top_k) and self.top_k >= 0, "an integer >= 0 (0 keeps all)"),
             ("min_p", _is_number(self.min_p) and 0 <= self.min_p <= 1, "a number in [0, 1]"),

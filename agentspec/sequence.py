@@ -13,6 +13,7 @@ from torch import Tensor
 
 from agentspec.detokenizer import Detokenizer, overlap
 from agentspec.dice import DICE, Acceptance, Dice, fresh_seed
+from agentspec.errors import InvalidRequestError
 from agentspec.sampling import Prefix, SamplingParams
 
 
@@ -89,6 +90,8 @@ class Sequence:
         self.matcher = matcher
         self.end_tokens = frozenset(end_tokens) | frozenset(self.params.stop_token_ids)
         self.limit = self.params.max_tokens if limit is None else min(limit, self.params.max_tokens)
+        if self.limit < 1 or (gamma or 0) < 0:
+            raise InvalidRequestError(f"Expected limit >= 1 and gamma >= 0, got limit={limit} and gamma={gamma}.")
         self.gamma = gamma
         self.acceptance: Acceptance = acceptance
         self.seed = fresh_seed() if seed is None else seed

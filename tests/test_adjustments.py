@@ -204,11 +204,39 @@ def test_positions_that_are_never_reached_need_no_law(acceptance: Any, settings:
         assert sequence.tokens == [0] * 12
 
 
-def test_a_dead_end_that_is_reached_is_an_error() -> None:
-    sequence = Sequence([0], SamplingParams(logit_bias={0: -1e9}), seed=1, matcher=dead_end())
-    decoder = SpeculativeDecoder(TARGET, ModelDrafter(DRAFT), gamma=2)
-    while len(sequence.tokens) < 2:
+def play_to_the_end(sequence: Sequence, decoder: SpeculativeDecoder) -> None:
+    while sequence.finish_reason is None:
         decoder.round(Batch([sequence]))
-    assert sequence.tokens == [1, 2]
+
+
+@pytest.mark.parametrize("acceptance", ["rejection", "coupled"])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_dead_end_that_is_reached_is_an_error(name: str, acceptance: Any) -> None:
+    params = SamplingParams(logit_bias={0: -1e9})
+    sequence = Sequence([0], params, seed=1, matcher=dead_end(), acceptance=acceptance)
     with pytest.raises(InvalidRequestError, match="dead end"):
-        decoder.round(Batch([sequence]))
+        play_to_the_end(sequence, SpeculativeDecoder(TARGET, DRAFTERS[name], gamma=2))
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_a_grammar_that_ends_before_min_tokens_ends_the_text(name: str) -> None:
+    """The draft runs past the end, where the end token is banned: nothing is ever drawn there."""
+    target, draft = TableModel(4, seed=1), TableModel(4, seed=2)
+    drafter = {"model": ModelDrafter(draft), "self": ModelDrafter(target)}.get(name, DRAFTERS[name])
+    if name == "cascade":
+        drafter = Cascade()
+    matcher = AutomatonMatcher({0: {0: 1}, 1: {2: 2}}, {2}, 4)
+    sequence = Sequence([1], SamplingParams(min_tokens=4), seed=1, matcher=matcher, end_tokens={3})
+    play_to_the_end(sequence, SpeculativeDecoder(target, drafter, gamma=3))
+    assert sequence.tokens == [0, 2]
+
+
+@pytest.mark.parametrize("arguments", [{"gamma": -1}, {"limit": 0}])
+def test_a_sequence_without_room_is_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError, match="limit >= 1 and gamma >= 0"):
+        Sequence([0], **arguments)
+
+
+def test_a_temperature_beyond_float32_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="greedy"):
+        SamplingParams(temperature=1e-40)

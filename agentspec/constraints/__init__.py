@@ -189,8 +189,8 @@ class _RowWalk:
         mask = self._matcher.allowed()
         if self._matcher.is_complete():
             if not bool(mask.any()):
-                self.is_open = False  # the grammar is over: the commit ends the sequence before this position
-                mask |= not self.sequence.end_tokens
+                self.is_open = False
+                return None  # the grammar is over: the commit ends the sequence before anything is drawn here
             mask[list(self.sequence.end_tokens)] = True
         if not bool(mask.any()):
             self.is_open = False  # a dead end: an error, but only for a text that gets here

@@ -1,5 +1,8 @@
 """agentspec: exact speculative decoding for agents on open models."""
 
+import importlib
+from types import ModuleType
+
 from agentspec.draft_length import DraftLength, Fixed
 from agentspec.drafters import Draft, Drafter
 from agentspec.drafters.cascade import Cascade
@@ -55,3 +58,10 @@ __all__ = [
     "StepStats",
     "TokenLogprob",
 ]
+
+
+def __getattr__(name: str) -> ModuleType:
+    """``agentspec.embedded`` is imported when asked for: it is also a command (``python -m agentspec.embedded``)."""
+    if name == "embedded":
+        return importlib.import_module("agentspec.embedded")
+    raise AttributeError(f"module 'agentspec' has no attribute {name!r}")

@@ -15,13 +15,16 @@ from agentspec.constraints import Grammar, GrammarCompiler, compiler
 from agentspec.detokenizer import Detokenizer
 from agentspec.dice import DICE, Acceptance, fresh_seed, sample_seed
 from agentspec.errors import ContextOverflowError, InvalidRequestError
-from agentspec.models import PaddedModel, max_context
+from agentspec.models import CachingModel, PaddedModel, max_context
 from agentspec.models import end_tokens as model_end_tokens
 from agentspec.sampling import SamplingParams
 from agentspec.scheduler import Delta, Job, Scheduler
 from agentspec.sequence import FinishReason, Sequence, TokenLogprob
 from agentspec.speculative import SpeculativeDecoder
 from agentspec.stats import StepStats
+
+UNCACHED_ROWS = 64
+"""Sequences that share a round of a target without a cache."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,7 @@ class LocalEngine:
         decoder: target, drafter and their defaults.
         tokenizer: gives text, end tokens and grammars; None where only ids are asked for.
         end_tokens: ids that end every sequence; None for those of the tokenizer and the checkpoint.
-        max_running: most sequences that share a round.
+        max_running: most sequences that share a round; None for as many as the target keeps cached.
     """
 
     def __init__(
@@ -114,7 +117,7 @@ class LocalEngine:
         tokenizer: Any = None,
         *,
         end_tokens: Collection[int] | None = None,
-        max_running: int = 8,
+        max_running: int | None = None,
     ) -> None:
         self.decoder = decoder
         self.tokenizer = tokenizer
@@ -125,7 +128,8 @@ class LocalEngine:
         if tokenizer is not None and isinstance(decoder.target, PaddedModel):
             decoder.target.narrow(min(decoder.target.vocab_size, max(tokenizer.get_vocab().values()) + 1))
         self._compiler: GrammarCompiler | None = None
-        self._scheduler = Scheduler(decoder, max_running)
+        rows = decoder.target.max_rows if isinstance(decoder.target, CachingModel) else UNCACHED_ROWS
+        self._scheduler = Scheduler(decoder, rows if max_running is None else max_running)
         self._finalizer = weakref.finalize(self, self._scheduler.close)
 
     def generate(self, requests: SequenceOf[Request]) -> list[list[Completion]]:

@@ -20,7 +20,7 @@ from agentspec.dice import DICE, Acceptance, Dice, Role
 from agentspec.draft_length import DraftLength, Fixed
 from agentspec.drafters import Draft, Drafter, NoDrafter
 from agentspec.errors import InvalidRequestError
-from agentspec.models import LanguageModel
+from agentspec.models import CachingModel, LanguageModel
 from agentspec.sampling import warp
 from agentspec.sequence import Batch
 from agentspec.stats import FORCED, Laps, RoundStats, RowStats
@@ -125,7 +125,9 @@ class SpeculativeDecoder:
         finally:
             walk.settle()  # until the commit a round changes nothing, so that one that fails can be played again
         before = batch.detokenize_seconds
-        rows = _commit(batch, draft, verdict, walk, p, logits)
+        rows = _commit(
+            batch, draft, verdict, walk, p, logits, getattr(self.drafter, "name", type(self.drafter).__name__)
+        )
         laps.lap("sample_s")
         laps.move(batch.detokenize_seconds - before, "sample_s", to="detokenize_s")
         return RoundStats(rows, laps.seconds)
@@ -133,8 +135,9 @@ class SpeculativeDecoder:
     def prefill(self, contexts: list[list[int]]) -> None:
         """Let target and drafter compute what they will need of these contexts. Costs time, changes nothing."""
         known = [context for context in contexts if context]
-        if known:
+        if known and isinstance(self.target, CachingModel):
             self.target.next_logits(known, [0] * len(known))
+        if known and isinstance(self.drafter, Drafter):
             self.drafter.prefill(known)
 
 
@@ -149,14 +152,14 @@ def _expect_law(p: Tensor, verdict: Verdict) -> None:
 
 
 def _commit(
-    batch: Batch, draft: Draft, verdict: Verdict, walk: Walk, p: Tensor, logits: Tensor
+    batch: Batch, draft: Draft, verdict: Verdict, walk: Walk, p: Tensor, logits: Tensor, name: str
 ) -> tuple[RowStats, ...]:
     """Commit accepted prefix and last token of every row; count what each drafter proposed and what was kept of it."""
     accepted, last = verdict.accepted.tolist(), verdict.token.tolist()
     blocks = [[*span[:n], token] for span, n, token in zip(draft.spans, accepted, last, strict=True)]
     committed = batch.commit(blocks, p, logits)
     counts = []
-    for row, (n, taken) in enumerate(zip(accepted, committed, strict=True)):
-        names = [name if choice else FORCED for name, choice in zip(draft.sources[row], walk.choices(row), strict=True)]
+    for row, (sources, n, taken) in enumerate(zip(draft.sources_or(name), accepted, committed, strict=True)):
+        names = [source if choice else FORCED for source, choice in zip(sources, walk.choices(row), strict=True)]
         counts.append(RowStats(Counter(names), Counter(names[: min(n, taken)]), taken))
     return tuple(counts)

@@ -96,6 +96,11 @@ class StepStats:
         return sum(n for name, n in self.accepted.items() if name != FORCED)
 
     @property
+    def forced_tokens(self) -> int:
+        """Tokens that a grammar left no choice about, drafted for free and accepted."""
+        return self.accepted[FORCED]
+
+    @property
     def acceptance_rate(self) -> float | None:
         """Accepted over drafted tokens; None where nothing was drafted. Forced tokens are left out."""
         return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else None
@@ -116,7 +121,7 @@ class StepStats:
             "target_calls": self.target_calls,
             "drafted_tokens": self.drafted_tokens,
             "accepted_tokens": self.accepted_tokens,
-            "forced_tokens": self.accepted[FORCED],
+            "forced_tokens": self.forced_tokens,
             "mean_accepted_length": self.mean_accepted_length,
             "acceptance_rate": self.acceptance_rate,
             "drafters": {

@@ -8,15 +8,18 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 from enumeration import TableModel
 from tiny import llama
 from torch import Tensor
 
 from agentspec import (
     AgentSpecError,
+    Batch,
     Cascade,
     CausalLM,
     ContextOverflowError,
+    Draft,
     EngineClosedError,
     Grammar,
     InvalidRequestError,
@@ -335,3 +338,29 @@ def test_values_of_the_wrong_type_are_named(make: Any, message: str) -> None:
 def test_a_single_request_in_place_of_a_list_is_named(engine: LocalEngine) -> None:
     with pytest.raises(InvalidRequestError, match="list"):
         engine.generate(Request([0]))  # type: ignore[arg-type]
+
+
+class BareDrafter:
+    """A drafter that knows nothing of this project but the shape of the seam: it proposes zeros."""
+
+    def propose(self, batch: Batch, gamma: list[int], walk: Any) -> Draft:
+        return Draft(torch.zeros(len(batch), max(gamma), dtype=torch.long), torch.tensor(gamma))
+
+
+class BareModel:
+    """A model with the two names of the seam and no more; nobody ever asks it for nothing."""
+
+    vocab_size = 3
+
+    def next_logits(self, contexts: list[list[int]], last: list[int]) -> Tensor:
+        return torch.stack([torch.arange(3.0).expand(max(last), 3) for _ in contexts if min(last) > 0])
+
+
+def test_the_seams_are_enough() -> None:
+    engine = LocalEngine(SpeculativeDecoder(BareModel(), BareDrafter(), gamma=2))  # type: ignore[arg-type]
+    requests = [Request([1], SamplingParams(max_tokens=9, seed=i)) for i in range(100)]
+    samples = [completion for [completion] in engine.generate(requests)]
+    drafted = sum(sample.stats.drafted_tokens for sample in samples)
+    assert {name for sample in samples for name in sample.stats.drafted} == {"BareDrafter"}
+    assert 0 < sum(sample.stats.accepted_tokens for sample in samples) < drafted
+    engine.close()

@@ -122,7 +122,7 @@ def test_an_empty_residual_falls_back_to_p() -> None:
     """Where rounding leaves p below q everywhere, a rejection draws from p."""
     q = torch.tensor([[[0.5, 0.5, 0.0]]])
     p = torch.cat([q * (1 - 1e-6), torch.full_like(q, math.nan)], dim=1)
-    draft = Draft(torch.tensor([[0]]), torch.tensor([1]), [["model"]], q)
+    draft = Draft(torch.tensor([[0]]), torch.tensor([1]), q)
 
     class Highest(Dice):
         def uniform(self, role: Role, offsets: Tensor, edges: Tensor | None = None) -> Tensor:
@@ -255,7 +255,7 @@ class Stubborn(Drafter):
 
     def propose(self, batch: Batch, gamma: SequenceOf[int], walk: Walk) -> Draft:
         spans = [[self.token] * n for n in gamma]
-        return Draft.of_spans(spans, [[self.name] * len(span) for span in spans], batch.device)
+        return Draft.of_spans(spans, batch.device)
 
 
 class Illegal(Drafter):
@@ -269,7 +269,7 @@ class Illegal(Drafter):
             [int((~mask).nonzero()[0])] * n if mask is not None and not mask.all() else []
             for mask, n in zip(masks, gamma, strict=True)
         ]
-        return Draft.of_spans(spans, [[self.name] * len(span) for span in spans], batch.device)
+        return Draft.of_spans(spans, batch.device)
 
 
 def path_of(tokens: SequenceOf[int]) -> list[int]:
@@ -322,7 +322,7 @@ def test_p_and_q_see_the_same_masks(name: str, acceptance: Acceptance, monkeypat
                 masks.clear()
             SpeculativeDecoder(target, drafter).round(Batch([sequence]))
             ((p_masks,),) = seen["p"]
-            by_model = [k for k, source in enumerate(drafter.draft.sources[0]) if source == "model"]
+            by_model = [k for k, source in enumerate(drafter.draft.sources_or("model")[0]) if source == "model"]
             for k, q_mask in zip(by_model, seen["q"], strict=True):
                 assert torch.equal(p_masks[k], q_mask[0, 0])
                 compared += not p_masks[k].all()

@@ -155,7 +155,7 @@ class PiecewiseDrafter(Drafter):
             laws.append(self.pieces.reported(logits, params, mask))
             span.append(token)
             walk.advance(0, token)
-        return Draft.of_spans([span], [[self.name] * len(span)], "cpu", torch.stack(laws)[None] if laws else None)
+        return Draft.of_spans([span], "cpu", torch.stack(laws)[None] if laws else None)
 
 
 def masked(logits: Tensor, params: SamplingParams, mask: Tensor | None) -> Tensor:

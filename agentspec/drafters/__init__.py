@@ -31,22 +31,22 @@ class Draft:
     Args:
         tokens: ``[B, K]`` ids; row b's first ``lengths[b]`` are meant.
         lengths: ``[B]``.
-        sources: per row, the name of the drafter of each token.
         q: ``[B, K, V]``, the law each token was drawn from; None where every token is a function of its context.
+        sources: per row, the name of the drafter of each token; empty where all are the proposing drafter's.
     """
 
     tokens: Tensor
     lengths: Tensor
-    sources: Sequence[Sequence[str]]
     q: Tensor | None = None
+    sources: Sequence[Sequence[str]] = ()
 
     @classmethod
     def of_spans(
         cls,
         spans: Sequence[Sequence[int]],
-        sources: Sequence[Sequence[str]],
         device: torch.device | str,
         q: Tensor | None = None,
+        sources: Sequence[Sequence[str]] = (),
     ) -> Draft:
         """A draft of these tokens per row."""
         width = max(map(len, spans), default=0)
@@ -54,8 +54,8 @@ class Draft:
         return cls(
             torch.tensor(padded, dtype=torch.long, device=device).view(len(spans), width),
             torch.tensor([len(span) for span in spans], device=device),
-            sources,
             q,
+            sources,
         )
 
     @cached_property
@@ -67,6 +67,10 @@ class Draft:
     def drafted(self) -> Tensor:
         """``[B, K]`` bool: where a token was drafted."""
         return torch.arange(self.tokens.shape[1], device=self.tokens.device) < self.lengths[:, None]
+
+    def sources_or(self, name: str) -> Sequence[Sequence[str]]:
+        """The drafter of each token, ``name`` where the draft does not say."""
+        return self.sources or [[name] * len(span) for span in self.spans]
 
     def q_of_tokens(self) -> Tensor:
         """``[B, K]``: q of each drafted token."""
@@ -112,4 +116,4 @@ class NoDrafter(Drafter):
     def propose(self, batch: Batch, gamma: Sequence[int], walk: Walk) -> Draft:
         """An empty draft."""
         nothing: list[list[int]] = [[] for _ in range(len(batch))]
-        return Draft.of_spans(nothing, [[] for _ in nothing], batch.device)
+        return Draft.of_spans(nothing, batch.device)

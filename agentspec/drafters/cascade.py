@@ -57,9 +57,10 @@ class Cascade(Drafter):
         if not any(gamma):
             return False
         draft = drafter.propose(batch, gamma, walk)
+        names = draft.sources_or(drafter.name)
         for b, span in enumerate(draft.spans):
             for k, token in enumerate(span):
-                rows[b].add(token, draft.sources[b][k], None if draft.q is None else draft.q[b, k])
+                rows[b].add(token, names[b][k], None if draft.q is None else draft.q[b, k])
                 rows[b].gamma -= 1
         return any(draft.spans)
 
@@ -87,12 +88,12 @@ def _assemble(rows: list[_Row], batch: Batch) -> Draft:
     tokens, sources = [row.tokens for row in rows], [row.sources for row in rows]
     known = next((law for row in rows for law in row.laws if law is not None), None)
     if known is None:
-        return Draft.of_spans(tokens, sources, batch.device)
+        return Draft.of_spans(tokens, batch.device, None, sources)
     q = known.new_zeros(len(rows), max(map(len, tokens)), len(known))
     for b, row in enumerate(rows):
         for k, law in enumerate(row.laws):
             q[b, k] = _one_hot(row.tokens[k], like=known) if law is None else law
-    return Draft.of_spans(tokens, sources, batch.device, q)
+    return Draft.of_spans(tokens, batch.device, q, sources)
 
 
 def _one_hot(token: int, like: Tensor) -> Tensor:

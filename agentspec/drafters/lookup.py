@@ -35,7 +35,7 @@ class PromptLookupDrafter(Drafter):
     def propose(self, batch: Batch, gamma: Sequence[int], walk: Walk) -> Draft:
         """The continuation of the match, up to ``gamma[b]`` tokens and as far as it is legal."""
         spans = [self._span(row, gamma[row], walk) for row in range(len(batch))]
-        return Draft.of_spans(spans, [[self.name] * len(span) for span in spans], batch.device)
+        return Draft.of_spans(spans, batch.device)
 
     def _span(self, row: int, gamma: int, walk: Walk) -> list[int]:
         if gamma < 1:

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from agentspec.constraints import Walk
 from agentspec.dice import Role
 from agentspec.drafters import Draft, Drafter
-from agentspec.models import LanguageModel, max_context
+from agentspec.models import CachingModel, LanguageModel, max_context
 from agentspec.sampling import warp
 from agentspec.sequence import Batch
 
@@ -57,14 +57,12 @@ class ModelDrafter(Drafter):
                     spans[b].append(token)
                     walk.advance(b, token)
         width = max(map(len, spans))
-        return Draft.of_spans(
-            spans, [[self.name] * len(s) for s in spans], batch.device, None if q is None else q[:, :width]
-        )
+        return Draft.of_spans(spans, batch.device, None if q is None else q[:, :width])
 
     def prefill(self, contexts: Sequence[list[int]]) -> None:
         """Let the draft model compute the contexts."""
         known = [context for context in contexts if self._can_read(context, None)]
-        if known:
+        if known and isinstance(self.model, CachingModel):
             self.model.next_logits(known, [0] * len(known))
 
     def _can_read(self, context: list[int], target_ids: int | None) -> bool:

@@ -40,6 +40,11 @@ class CachingModel(LanguageModel, Protocol):
         """Longest context, in tokens, that the model's positions cover."""
         ...
 
+    @property
+    def max_rows(self) -> int:
+        """How many contexts it keeps at once."""
+        ...
+
     def cached_tokens(self, context: list[int]) -> int:
         """Length of the longest prefix of ``context`` whose computation would be reused."""
         ...

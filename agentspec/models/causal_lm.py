@@ -145,6 +145,11 @@ class CausalLM:
         return dtype
 
     @property
+    def max_rows(self) -> int:
+        """Contexts that are kept cached at most: more at once would push each other out."""
+        return self.kv.max_rows
+
+    @property
     def end_tokens(self) -> frozenset[int]:
         """Ids that the checkpoint names as ends: many chat models have several."""
         named = [getattr(c, "eos_token_id", None) for c in (self.model.generation_config, self.model.config)]

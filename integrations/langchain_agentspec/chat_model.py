@@ -184,6 +184,8 @@ class ChatAgentSpec(BaseChatModel):
     ) -> Runnable[LanguageModelInput, Any]:
         """A runnable whose answers are instances of a schema.
 
+        The schema constrains the answer and is not written into the prompt: say there what you want to know.
+
         Args:
             schema: pydantic class, TypedDict, or JSON Schema.
             include_raw: give ``{"raw", "parsed", "parsing_error"}`` in place of the parsed value.

@@ -99,6 +99,7 @@ class SpeculativeDecoder:
             raise InvalidRequestError(f"gamma must be an integer or a DraftLength, got {gamma!r}.")
         self.target = target
         self.drafter = drafter or NoDrafter()
+        self._drafter_name: str = getattr(self.drafter, "name", type(self.drafter).__name__)
         self.draft_length = Fixed(gamma) if isinstance(gamma, int) else gamma
         self.acceptance: Acceptance = acceptance
 
@@ -125,9 +126,7 @@ class SpeculativeDecoder:
         finally:
             walk.settle()  # until the commit a round changes nothing, so that one that fails can be played again
         before = batch.detokenize_seconds
-        rows = _commit(
-            batch, draft, verdict, walk, p, logits, getattr(self.drafter, "name", type(self.drafter).__name__)
-        )
+        rows = _commit(batch, draft, verdict, walk, p, logits, self._drafter_name)
         laps.lap("sample_s")
         laps.move(batch.detokenize_seconds - before, "sample_s", to="detokenize_s")
         return RoundStats(rows, laps.seconds)

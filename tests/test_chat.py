@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,6 +82,31 @@ def test_a_tokenizer_without_a_template_is_an_error() -> None:
 def test_templates_that_know_tools_are_told_apart() -> None:
     assert detect("{% if tools %}<tools>...{% endif %}<tool_call>").template_knows_tools
     assert not detect("{% for message in messages %}{{ message.content }}{% endfor %}").template_knows_tools
+
+
+@pytest.fixture
+def qwen(tokenizer: Any) -> ChatFormat:
+    """The embedded tokenizer under a template in the form of Qwen 2.5's, which knows tools."""
+    told = copy.copy(tokenizer)
+    told.chat_template = (Path(__file__).parent / "templates" / "qwen.jinja").read_text()
+    return ChatFormat(told)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_template_that_knows_tools_renders_a_call_as_the_model_wrote_it(
+    qwen: ChatFormat, tokenizer: Any, count: int
+) -> None:
+    arguments = {"city": "Zürich", "days": [1, 2.5], "quoted": 'a "b"\\n'}
+    calls = [{"type": "function", "function": {"name": "get_weather", "arguments": arguments}}] * count
+    question = [{"role": "user", "content": "Weather?"}]
+    results = [{"role": "tool", "content": "sunny"}] * count
+    history = [*question, {"role": "assistant", "content": "", "tool_calls": calls}, *results]
+    form = qwen.dialect.form
+    written = form.between.join([form.call("get_weather", arguments)] * count)
+    said = qwen.render(question, [WEATHER]) + tokenizer.encode(written, add_special_tokens=False)
+    again = qwen.render(history, [WEATHER])
+    assert again[: len(said)] == said
+    assert tokenizer.decode(again).count("<tools>") == 2  # the template's own words, once with the tools in between
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 7, 1000])

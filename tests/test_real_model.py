@@ -54,7 +54,10 @@ def engine(embedded_model: tuple[CausalLM, Any]) -> Iterator[LocalEngine]:
 
 
 def test_greedy_ids_equal_those_of_transformers_generate(
-    embedded_model: tuple[CausalLM, Any], engine: LocalEngine, prompts: list[list[int]], record_property: Any
+    embedded_model: tuple[CausalLM, Any],
+    engine: LocalEngine,
+    prompts: list[list[int]],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     target, tokenizer = embedded_model
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS)
@@ -71,7 +74,10 @@ def test_greedy_ids_equal_those_of_transformers_generate(
         )
         assert list(tokens) == generated[0, len(prompt) :].tolist()
         compared += len(tokens)
-    record_property("ids_compared", compared)
+    with capsys.disabled():
+        print(
+            f"\ngreedy ids equal to those of transformers generate: {compared} on {len(prompts)} prompts, 0 mismatches"
+        )
     assert len(prompts) == 40
     assert compared > 600
 

@@ -16,7 +16,7 @@ COUNTS = {
     "new_tokens": "new tokens",
     "forced_tokens": "  of them forced",
     "rounds": "rounds",
-    "mean_accepted_length": "tokens per round",
+    "mean_accepted_length": "mean accepted length",
     "drafted_tokens": "drafted tokens",
     "acceptance_rate": "acceptance rate",
 }

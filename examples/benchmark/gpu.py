@@ -3,8 +3,8 @@
 Run ``python examples/benchmark/gpu.py [--device cuda] [--layers 24] [--hidden 1024]``. It needs no download: target and
 draft are random Llamas made here, the draft being the target's first layers with the target's own head. Checks, in
 float32: cached logits against uncached ones, greedy ids and coupled ids with speculation on against off. Then times a
-plain and a speculative step in bfloat16 (float32 on the CPU), interleaved, and prints medians. Leaves with status 1 where
-a check fails. ``--layers 2 --hidden 64 --device cpu`` tries it in seconds.
+plain and a speculative step in bfloat16 (float32 on the CPU), interleaved, and prints medians. Leaves with status 1
+where a check fails. ``--layers 2 --hidden 64 --device cpu`` tries it in seconds.
 """
 
 from __future__ import annotations

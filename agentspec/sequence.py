@@ -18,7 +18,11 @@ from agentspec.sampling import Prefix, SamplingParams
 
 
 class FinishReason(StrEnum):
-    """Why a sequence ended."""
+    """Why a sequence ended.
+
+    The engine of this process says ``stop`` or ``length``; a chat model says ``tool_calls`` where a call was made. Who
+    cancels here does not listen any more, and an error is raised: ``cancelled`` and ``error`` are for engines elsewhere.
+    """
 
     STOP = "stop"
     LENGTH = "length"

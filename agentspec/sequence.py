@@ -20,8 +20,8 @@ from agentspec.sampling import Prefix, SamplingParams
 class FinishReason(StrEnum):
     """Why a sequence ended.
 
-    The engine of this process says ``stop`` or ``length``; a chat model says ``tool_calls`` where a call was made. Who
-    cancels here does not listen any more, and an error is raised: ``cancelled`` and ``error`` are for engines elsewhere.
+    The engine of this process says ``stop`` or ``length``; a chat model says ``tool_calls`` where a call was made. Here
+    nobody listens to what was cancelled, and errors are raised: ``cancelled`` and ``error`` are for engines elsewhere.
     """
 
     STOP = "stop"

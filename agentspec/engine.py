@@ -208,14 +208,6 @@ class LocalEngine:
         """Whether ``close`` was called."""
         return not self._finalizer.alive
 
-    def check(self, request: Request) -> None:
-        """Find out whether a request can be served, without serving it.
-
-        Raises:
-            InvalidRequestError: where it cannot; says why.
-        """
-        self._sequences(request)
-
     def _sequences(self, request: Request) -> list[Sequence]:
         """The samples of a request, at their start. All that can be wrong with it is found here."""
         params, prompt, vocab_size = request.params, list(request.prompt), self.decoder.target.vocab_size

@@ -192,6 +192,9 @@ class Scheduler:
             member.admit(self._decoder)
         except Exception as error:
             member.job.fail(error)
+        except BaseException:
+            self._waiting.appendleft(member)  # the worker ends, and tells all who wait
+            raise
         else:
             self._running.append(member)
 

@@ -364,3 +364,23 @@ def test_the_seams_are_enough() -> None:
     assert {name for sample in samples for name in sample.stats.drafted} == {"BareDrafter"}
     assert 0 < sum(sample.stats.accepted_tokens for sample in samples) < drafted
     engine.close()
+
+
+class LeavingModel(TableModel):
+    """Ends its thread where it is asked to cache a prompt."""
+
+    max_context, max_rows = 100, 4
+
+    def cached_tokens(self, context: list[int]) -> int:
+        return 0
+
+    def next_logits(self, contexts: list[list[int]], last: list[int]) -> Tensor:
+        if not any(last):
+            raise SystemExit
+        return super().next_logits(contexts, last)
+
+
+def test_a_worker_that_is_ended_while_it_admits_leaves_nobody_waiting() -> None:
+    engine = LocalEngine(SpeculativeDecoder(LeavingModel()))
+    with pytest.raises(EngineClosedError, match="SystemExit"):
+        engine.generate([Request([0, 1]), Request([1, 0])])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -17,7 +16,15 @@ from langchain_core.tools import tool
 from pydantic import BaseModel, ValidationError
 from typing_extensions import TypedDict
 
-from agentspec import Cascade, CausalLM, InvalidRequestError, LocalEngine, PromptLookupDrafter, SpeculativeDecoder
+from agentspec import (
+    Cascade,
+    CausalLM,
+    InvalidRequestError,
+    LocalEngine,
+    ModelLoadError,
+    PromptLookupDrafter,
+    SpeculativeDecoder,
+)
 from agentspec.report import Call, union_seconds
 from langchain_agentspec import ChatAgentSpec, LatencyHandler, track_latency
 
@@ -271,10 +278,8 @@ def test_wrong_calls_say_what_was_expected(model: ChatAgentSpec) -> None:
 
 
 def test_constructing_loads_nothing() -> None:
-    started = time.process_time()
-    models = [ChatAgentSpec(model=f"/nowhere/{i}") for i in range(10)]
-    assert time.process_time() - started < 5  # an hour's worth of loading, were there any
-    with pytest.raises(Exception, match="nowhere"):
+    models = [ChatAgentSpec(model=f"/nowhere/{i}") for i in range(10)]  # loading any of these would raise
+    with pytest.raises(ModelLoadError, match="nowhere"):
         models[0].invoke("Hi")
 
 

@@ -46,8 +46,7 @@ class CausalLM:
     """A decoder-only transformers model as a ``CachingModel``.
 
     ``rows`` contexts are kept cached, within ``memory_budget_bytes`` of K and V (default: 4 GiB on CPU, half of the
-    free memory on CUDA); long contexts are read ``prefill_chunk`` tokens at a time. ``vocab_size`` leaves out scores of
-    ids that the tokenizer has no token for (heads are often padded). The module is put into evaluation
+    free memory on CUDA); long contexts are read ``prefill_chunk`` tokens at a time. The module is put into evaluation
     mode, its parameters stop requiring gradients, and its attention implementation may be switched.
 
     Raises ``ModelLoadError`` for a model whose state cannot be addressed by position, or whose cached scores differ
@@ -61,7 +60,6 @@ class CausalLM:
         rows: int = 8,
         memory_budget_bytes: int | None = None,
         prefill_chunk: int = 512,
-        vocab_size: int | None = None,
     ) -> None:
         if rows < 1 or prefill_chunk < 1:
             raise ValueError(f"rows and prefill_chunk must be at least 1, got {rows} and {prefill_chunk}")
@@ -70,8 +68,6 @@ class CausalLM:
         self._masks = LayerMasks.of(model)
         embeddings: Any = model.get_input_embeddings()
         self._vocab_size: int = embeddings.weight.shape[0]
-        if vocab_size is not None:
-            self.narrow(vocab_size)
         self.model = model.eval().requires_grad_(False)
         self.kv = RaggedKV(rows=2, max_slots=self._max_context + SHORT_FEED)
         self.prefill_chunk = prefill_chunk
@@ -95,7 +91,6 @@ class CausalLM:
         rows: int = 8,
         memory_budget_bytes: int | None = None,
         prefill_chunk: int = 512,
-        vocab_size: int | None = None,
     ) -> CausalLM:
         """Load a model from a directory or the hub: safetensors, or ``gguf_file`` within it.
 
@@ -119,7 +114,6 @@ class CausalLM:
             rows=rows,
             memory_budget_bytes=memory_budget_bytes,
             prefill_chunk=prefill_chunk,
-            vocab_size=vocab_size,
         )
 
     @property

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import operator
 import queue
 import weakref
+from collections import defaultdict
 from collections.abc import AsyncIterator, Collection, Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from agentspec.constraints import Grammar, GrammarCompiler, compiler
+from agentspec.constraints import Grammar, GrammarCompiler, GrammarEngine, Matcher, begin, compiler
 from agentspec.detokenizer import Detokenizer
 from agentspec.dice import DICE, Acceptance, fresh_seed, sample_seed
 from agentspec.errors import ContextOverflowError, InvalidRequestError
@@ -22,6 +24,7 @@ from agentspec.scheduler import Delta, Job, Scheduler
 from agentspec.sequence import FinishReason, Sequence, TokenLogprob
 from agentspec.speculative import SpeculativeDecoder
 from agentspec.stats import StepStats
+from agentspec.validation import validator
 
 UNCACHED_ROWS = 64
 """Sequences that share a round of a target without a cache."""
@@ -38,6 +41,9 @@ class Request:
         n: number of samples.
         gamma: tokens to draft per round, 0 for none; None for the decoder's own.
         acceptance: None for the decoder's own.
+        grammar_engine: which makes the grammar's masks; None for the engine's own choice.
+        validate: check every finished text against the grammar's JSON Schema. What the grammar engine cannot express
+            of it is then left to this check, in place of being refused.
     """
 
     prompt: SequenceOf[int]
@@ -46,6 +52,8 @@ class Request:
     n: int = 1
     gamma: int | None = None
     acceptance: Acceptance | None = None
+    grammar_engine: GrammarEngine | None = None
+    validate: bool = False
 
     def __post_init__(self) -> None:
         try:
@@ -58,6 +66,8 @@ class Request:
             raise InvalidRequestError(f"gamma is the number of tokens to draft, 0 or more; got {self.gamma!r}.")
         if self.acceptance is not None and self.acceptance not in DICE:
             raise InvalidRequestError(f"acceptance must be one of {sorted(DICE)}, got {self.acceptance!r}.")
+        if self.validate and (self.grammar is None or self.grammar.kind != "json_schema"):
+            raise InvalidRequestError("validate=True checks texts against a JSON Schema; the request has none.")
 
 
 @dataclass(frozen=True)
@@ -71,6 +81,7 @@ class Completion:
         finish_reason: why it ended.
         logprobs: one per token; None where none were asked for.
         stats: what the step took.
+        invalid: why the finished text does not satisfy its schema (``Request.validate``); None where it does.
     """
 
     index: int
@@ -79,6 +90,7 @@ class Completion:
     finish_reason: FinishReason
     logprobs: tuple[TokenLogprob, ...] | None
     stats: StepStats
+    invalid: str | None = None
 
 
 class Engine(Protocol):
@@ -109,6 +121,7 @@ class LocalEngine:
         tokenizer: gives text, end tokens and grammars; None where only ids are asked for.
         end_tokens: ids that end every sequence; None for those of the tokenizer and the checkpoint.
         max_running: most sequences that share a round; None for as many as the target keeps cached.
+        grammar_engine: makes the masks of grammars, where a request does not name its own.
     """
 
     def __init__(
@@ -118,6 +131,7 @@ class LocalEngine:
         *,
         end_tokens: Collection[int] | None = None,
         max_running: int | None = None,
+        grammar_engine: GrammarEngine = "auto",
     ) -> None:
         self.decoder = decoder
         self.tokenizer = tokenizer
@@ -127,7 +141,8 @@ class LocalEngine:
         self._end_tokens = frozenset(end_tokens)
         if tokenizer is not None and isinstance(decoder.target, PaddedModel):
             decoder.target.narrow(min(decoder.target.vocab_size, max(tokenizer.get_vocab().values()) + 1))
-        self._compiler: GrammarCompiler | None = None
+        self._grammar_engine = grammar_engine
+        self._compilers: dict[GrammarEngine, GrammarCompiler] = {}
         rows = decoder.target.max_rows if isinstance(decoder.target, CachingModel) else UNCACHED_ROWS
         self._scheduler = Scheduler(decoder, rows if max_running is None else max_running)
         self._finalizer = weakref.finalize(self, self._scheduler.close)
@@ -141,13 +156,13 @@ class LocalEngine:
         """
         if isinstance(requests, Request):
             raise InvalidRequestError("generate takes a list of requests, got a single one; put it into a list.")
-        prepared = [self._sequences(request) for request in requests]
+        prepared, checks = [self._sequences(request) for request in requests], [Check(request) for request in requests]
         boxes: list[queue.SimpleQueue[Delta | BaseException]] = [queue.SimpleQueue() for _ in requests]
         jobs = [Job(sequences, box.put) for sequences, box in zip(prepared, boxes, strict=True)]
         try:
             for job in jobs:
                 self._scheduler.submit(job)
-            return [_collect(request, box) for request, box in zip(requests, boxes, strict=True)]
+            return [_collect(*waiting) for waiting in zip(requests, boxes, checks, strict=True)]
         finally:
             for job in jobs:
                 job.cancel()
@@ -158,16 +173,16 @@ class LocalEngine:
         Raises:
             InvalidRequestError: for a request that cannot be served; at the call, before any compute.
         """
-        return self._stream(self._sequences(request))
+        return self._stream(self._sequences(request), Check(request))
 
-    def _stream(self, sequences: list[Sequence]) -> Iterator[Delta]:
+    def _stream(self, sequences: list[Sequence], check: Check) -> Iterator[Delta]:
         box: queue.SimpleQueue[Delta | BaseException] = queue.SimpleQueue()
         job = Job(sequences, box.put)
         self._scheduler.submit(job)
         try:
             unfinished = len(sequences)
             while unfinished:
-                delta = _unwrap(box.get())
+                delta = check(_unwrap(box.get()))
                 unfinished -= delta.finish_reason is not None
                 yield delta
         finally:
@@ -188,12 +203,12 @@ class LocalEngine:
         def emit(item: Delta | BaseException) -> None:
             loop.call_soon_threadsafe(box.put_nowait, item)
 
-        job = Job(sequences, emit)
+        job, check = Job(sequences, emit), Check(request)
         self._scheduler.submit(job)
         try:
             unfinished = len(sequences)
             while unfinished:
-                delta = _unwrap(await box.get())
+                delta = check(_unwrap(await box.get()))
                 unfinished -= delta.finish_reason is not None
                 yield delta
         finally:
@@ -234,7 +249,7 @@ class LocalEngine:
             Sequence(
                 prompt,
                 params,
-                matcher=self._grammars.matcher(request.grammar) if request.grammar else None,
+                matcher=self._matcher(request),
                 end_tokens=self._end_tokens,
                 detokenizer=self._detokenizer(params),
                 seed=sample_seed(seed, index),
@@ -245,24 +260,31 @@ class LocalEngine:
             for index in range(request.n)
         ]
 
-    @property
-    def _grammars(self) -> GrammarCompiler:
+    def _matcher(self, request: Request) -> Matcher | None:
+        grammar = request.grammar
+        if grammar is None:
+            return None
         if self.tokenizer is None:
             raise InvalidRequestError("Grammars need an engine with a tokenizer.")
-        if self._compiler is None:
-            self._compiler = compiler(self.tokenizer, self.decoder.target.vocab_size)
-        return self._compiler
+        name = request.grammar_engine or self._grammar_engine
+        if name not in self._compilers:
+            self._compilers[name] = compiler(self.tokenizer, self.decoder.target.vocab_size, name)
+        if request.validate:
+            grammar = dataclasses.replace(grammar, lenient=True)
+        return begin(grammar, self._compilers[name], self.tokenizer)
 
     def _detokenizer(self, params: SamplingParams) -> Detokenizer | None:
         if self.tokenizer is None:
             return None
 
+        skip_special = params.skip_special_tokens
+
         def decode(ids: list[int]) -> str:
-            text: str = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            text: str = self.tokenizer.decode(ids, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
             return text
 
-        special = frozenset(self.tokenizer.all_special_ids)  # they have no text
-        return Detokenizer(decode, skip=special | self._end_tokens | frozenset(params.stop_token_ids))
+        textless = frozenset(self.tokenizer.all_special_ids) if skip_special else frozenset()
+        return Detokenizer(decode, skip=textless | self._end_tokens | frozenset(params.stop_token_ids))
 
 
 def _end_tokens(tokenizer: Any) -> list[int]:
@@ -276,12 +298,34 @@ def _unwrap(item: Delta | BaseException) -> Delta:
     return item
 
 
-def _collect(request: Request, box: queue.SimpleQueue[Delta | BaseException]) -> list[Completion]:
+class Check:
+    """Compares the finished texts of a request with its JSON Schema, where that is asked for.
+
+    Raises:
+        GrammarError: for a schema that is none.
+    """
+
+    def __init__(self, request: Request) -> None:
+        wanted = request.validate and request.grammar is not None
+        self._why_invalid = validator(request.grammar.source) if wanted and request.grammar else None
+        self._texts: defaultdict[int, str] = defaultdict(str)
+
+    def __call__(self, delta: Delta) -> Delta:
+        """The delta; on a sample's last one, with what is wrong. A text cut short says so by its finish reason."""
+        if self._why_invalid is None:
+            return delta
+        self._texts[delta.index] += delta.text
+        if delta.finish_reason is not FinishReason.STOP:
+            return delta
+        return dataclasses.replace(delta, invalid=self._why_invalid(self._texts[delta.index]))
+
+
+def _collect(request: Request, box: queue.SimpleQueue[Delta | BaseException], check: Check) -> list[Completion]:
     """Wait for all samples of a request."""
     deltas: list[list[Delta]] = [[] for _ in range(request.n)]
     unfinished = request.n
     while unfinished:
-        delta = _unwrap(box.get())
+        delta = check(_unwrap(box.get()))
         deltas[delta.index].append(delta)
         unfinished -= delta.finish_reason is not None
     return [_completion(parts, request.params.logprobs is not None) for parts in deltas]
@@ -298,4 +342,5 @@ def _completion(parts: list[Delta], with_logprobs: bool) -> Completion:
         last.finish_reason,
         tuple(entry for part in parts for entry in part.logprobs) if with_logprobs else None,
         last.stats,
+        last.invalid,
     )

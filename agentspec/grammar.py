@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import importlib
-import json
 import types
 import typing
 from collections.abc import Callable, Iterable, Sequence
@@ -13,41 +12,27 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, TypeAdapter, create_model
 
+from agentspec.calls import HERMES, CallForm, Thought, answers, to_json
 from agentspec.errors import GrammarError
 
 Kind = Literal["json_schema", "regex", "choice", "lark"]
 
-JSON_FORM = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
-"""JSON is written as ``json.dumps`` and chat templates write it, with fixed separators: most structural tokens are then
-forced, no model can loop in white space, and the next turn of a conversation renders to the same ids."""
-
 
 @dataclass(frozen=True)
-class CallForm:
-    """How a family of models writes a tool call.
+class ThinkingBudget:
+    """How long a thought may be, beside a grammar that knows what one is.
 
     Args:
-        opener: what free text cannot hold, for a call begins there.
-        before_arguments: what follows it, ``{name}`` being the tool's name as a JSON string.
-        closer: what ends the call.
-        between: what stands between parallel calls.
+        tokens: of the thought; then ``closing`` is the only legal text.
+        opener: the thought begins behind it; "" for at once.
+        ends: texts with any of which it is over.
+        closing: ends it.
     """
 
-    opener: str = "<tool_call>"
-    before_arguments: str = '\n{{"name": {name}, "arguments": '
-    closer: str = "}\n</tool_call>"
-    between: str = "\n"
-
-    def opening(self, tool_name: str) -> str:
-        """What stands between the opener and the arguments of a call."""
-        return self.before_arguments.format(name=to_json(tool_name))
-
-    def call(self, tool_name: str, arguments: dict[str, Any]) -> str:
-        """A whole call, exactly as the model is made to write it."""
-        return self.opener + self.opening(tool_name) + to_json(arguments) + self.closer
-
-
-HERMES = CallForm()
+    tokens: int
+    opener: str
+    ends: tuple[str, ...]
+    closing: str
 
 
 @dataclass(frozen=True)
@@ -57,10 +42,20 @@ class Grammar:
     Args:
         kind: what ``source`` is written in.
         source: text; for a choice, a JSON array.
+        thinking: the budget of the thought that the language begins with; None for no limit.
+        lenient: leave out what an engine cannot express of a JSON Schema, in place of refusing it: for texts that are
+            checked afterwards (``Request.validate``).
     """
 
     kind: Kind
     source: str
+    thinking: ThinkingBudget | None = None
+    lenient: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.thinking, dict):  # what was written as JSON
+            known = ThinkingBudget(**{**self.thinking, "ends": tuple(self.thinking["ends"])})
+            object.__setattr__(self, "thinking", known)
 
     @classmethod
     def json_schema(cls, schema: dict[str, Any] | bool) -> Grammar:
@@ -110,40 +105,42 @@ class Grammar:
         parallel: int = 1,
         final: dict[str, Any] | bool | None = None,
         form: CallForm = HERMES,
+        thought: Thought | None = None,
+        thinking_budget: int | None = None,
     ) -> Grammar:
         """Answers that may be calls of tools, valid against their parameters.
 
         Args:
-            tools: OpenAI tool dicts.
+            tools: OpenAI tool dicts; may be empty where ``final`` or ``thought`` says what an answer is.
             required: whether an answer must be a call. If not, free text turns into a call where the opener is
                 written; from there on only a valid call is legal.
             parallel: the most calls in one answer.
             final: JSON Schema of an answer that is no call, in place of free text; closed like parameters.
             form: how a call is written.
+            thought: free text that goes before the answer; a call ends it too.
+            thinking_budget: the most tokens of a thought, which is then ended; None for no limit.
 
         Raises:
-            GrammarError: for no tools, ``parallel`` below 1, or a tool without a name.
+            GrammarError: for nothing to say, ``parallel`` below 1, a budget below 0 or without a thought, a tool
+                without a name, or a name that the form cannot write.
         """
-        if not tools or parallel < 1:
+        if parallel < 1 or not (tools or final is not None or thought is not None):
             raise GrammarError(f"Expected at least one tool and one call, got {len(tools)} tools, parallel={parallel}.")
         if not all(isinstance(tool.get("function", {}).get("name"), str) for tool in tools):
             raise GrammarError(
                 "Every tool must be an OpenAI tool dict: {'type': 'function', 'function': {'name': ...}}."
             )
-        opener, closer, between = to_json(form.opener), to_json(form.closer), to_json(form.between)
-        names = [f"tool_{index}" for index in range(len(tools))]
-        more = f" ({between} {opener} call){{0,{parallel - 1}}}" if parallel > 1 else ""
-        if required:
-            start = f"start: {opener} call{more}"
-        elif final is not None:
-            start = f"start: {opener} call{more} | %json {_in_json_form(closed(final))}"
-        else:
-            start = f"start: TEXT | opened call{more}\nopened[lazy]: TEXT {opener}\nTEXT: /(.|\\n)*/"
-        rules = [
-            f"{name}: {to_json(form.opening(tool['function']['name']))} %json {_in_json_form(_arguments(tool))}"
-            for name, tool in zip(names, tools, strict=True)
-        ]
-        return cls.lark("\n".join([start, f"call: ({' | '.join(names)}) {closer}", *rules]) + "\n")
+        budget = None
+        if thinking_budget is not None:
+            if thought is None or thinking_budget < 0:
+                raise GrammarError(
+                    f"A thinking budget is a number of tokens, 0 or more, of a model that thinks; got {thinking_budget}"
+                    f"{'' if thought else ' for one that does not'}."
+                )
+            ends = (thought.end, *([form.opener] if tools and form.opens_anywhere else []))
+            budget = ThinkingBudget(thinking_budget, thought.opener, ends, thought.closing)
+        source = answers(tools, required=required, parallel=parallel, final=final, form=form, thought=thought)
+        return cls("lark", source, budget)
 
     @classmethod
     def of(cls, description: Any) -> Grammar:
@@ -165,62 +162,6 @@ class Grammar:
             f"Schema, OpenAI tool or response format, or an outlines type; got {description!r}. "
             "For patterns say Grammar.regex(...), for grammars Grammar.lark(...)."
         )
-
-
-def to_json(value: Any) -> str:
-    """JSON in the one form in which it is written everywhere here: ``", "``, ``": "``, raw UTF-8."""
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _in_json_form(schema: dict[str, Any] | bool) -> str:
-    """A JSON Schema for llguidance, its instances written in our form."""
-    return to_json({**schema, "x-guidance": JSON_FORM} if isinstance(schema, dict) else schema)
-
-
-def closed(schema: Any) -> Any:
-    """A schema whose objects hold the properties they name and no others, where it leaves that open.
-
-    A model has nothing to put into properties that are not there, and a small one does not stop inventing them. Every
-    value of the closed schema is one of the open schema too. Objects that say what else they may hold, or that are put
-    together of parts, stay as they are.
-    """
-    if not isinstance(schema, dict) or "allOf" in to_json(schema):
-        return schema
-    inner = {
-        **{key: closed(schema[key]) for key in ("items",) if key in schema},
-        **{key: [closed(part) for part in schema[key]] for key in ("anyOf", "prefixItems") if key in schema},
-        **{key: _closed_values(schema[key]) for key in ("properties", "$defs", "definitions") if key in schema},
-    }
-    is_open = schema.get("properties") and not schema.keys() & _SAYS_WHAT_ELSE
-    return {**schema, **inner, **({"additionalProperties": False} if is_open else {})}
-
-
-_SAYS_WHAT_ELSE = {
-    "additionalProperties",
-    "unevaluatedProperties",
-    "patternProperties",
-    "propertyNames",
-    "dependentSchemas",
-    "anyOf",
-    "oneOf",
-    "not",
-    "if",
-    "$ref",
-}
-
-
-def _closed_values(schemas: Any) -> Any:
-    return {name: closed(part) for name, part in schemas.items()} if isinstance(schemas, dict) else schemas
-
-
-def _arguments(tool: dict[str, Any]) -> dict[str, Any]:
-    """A tool's parameters as the schema of its arguments."""
-    schema: dict[str, Any] = closed({"type": "object", **(tool["function"].get("parameters") or {})})
-    return (
-        schema
-        if schema.get("properties") or schema.keys() & _SAYS_WHAT_ELSE
-        else {**schema, "additionalProperties": False}
-    )
 
 
 def _of_strings(values: Iterable[Any], otherwise: Any) -> Grammar:

@@ -37,6 +37,7 @@ class SamplingParams:
         logprobs: None for none, else how many alternatives to report beside each emitted token.
         raw_logprobs: report the model's own probabilities in place of those of the law that was drawn from.
         include_stop: keep a stop string in the text, and its tokens.
+        skip_special_tokens: leave special tokens out of the text (end tokens always are).
         min_tokens: end tokens are illegal before this many tokens (a stop string or the end of a grammar still ends).
         repetition_penalty: divides positive and multiplies negative scores of tokens seen in prompt or text (Keskar
             et al. 2019); 1 leaves them.
@@ -62,6 +63,7 @@ class SamplingParams:
     logprobs: int | None = None
     raw_logprobs: bool = False
     include_stop: bool = False
+    skip_special_tokens: bool = True
     min_tokens: int = 0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0

@@ -32,6 +32,7 @@ class Delta:
         logprobs: one per token where they were asked for.
         finish_reason: set on the sample's last delta.
         stats: of the sample's whole step, on its last delta.
+        invalid: on the last delta, why the whole text does not satisfy its schema, where that was to be checked.
     """
 
     index: int
@@ -40,6 +41,7 @@ class Delta:
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
     stats: StepStats | None = None
+    invalid: str | None = None
 
 
 class Job:

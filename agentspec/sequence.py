@@ -13,7 +13,7 @@ from torch import Tensor
 
 from agentspec.detokenizer import Detokenizer, overlap
 from agentspec.dice import DICE, Acceptance, Dice, fresh_seed
-from agentspec.errors import InvalidRequestError
+from agentspec.errors import GrammarError, InvalidRequestError
 from agentspec.sampling import Prefix, SamplingParams
 
 
@@ -158,9 +158,10 @@ class Sequence:
         and the limit.
         """
         for count, token in enumerate(block, 1):
+            is_text = self.matcher is not None and token not in self.end_tokens
+            if is_text and self.matcher is not None and not self.matcher.advance(token):
+                raise GrammarError(f"Token {token} was drawn, which the grammar does not allow here.")
             self.context.append(token)
-            if self.matcher is not None and token not in self.end_tokens:
-                self.matcher.advance(token)
             if self._detokenizer is not None:
                 self._detokenizer.push(token)
                 self._text_ends.append(None if self._detokenizer.is_pending else len(self._detokenizer.text))

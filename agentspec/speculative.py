@@ -160,5 +160,6 @@ def _commit(
     counts = []
     for row, (sources, n, taken) in enumerate(zip(draft.sources_or(name), accepted, committed, strict=True)):
         names = [source if choice else FORCED for source, choice in zip(sources, walk.choices(row), strict=True)]
-        counts.append(RowStats(Counter(names), Counter(names[: min(n, taken)]), taken))
+        constrained = walk.constrained(row, taken)
+        counts.append(RowStats(Counter(names), Counter(names[: min(n, taken)]), taken, constrained))
     return tuple(counts)

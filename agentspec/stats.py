@@ -37,11 +37,13 @@ class Laps:
 
 @dataclass(frozen=True)
 class RowStats:
-    """One row of one round: how many tokens each drafter proposed, and how many of them the target accepted."""
+    """One row of one round: tokens that each drafter proposed, those of them that the target accepted, all that were
+    committed, and those of them that a grammar's mask was over."""
 
     drafted: Mapping[str, int]
     accepted: Mapping[str, int]
     committed: int
+    constrained: int = 0
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ class StepStats:
     drafted: Counter[str] = field(default_factory=Counter)
     accepted: Counter[str] = field(default_factory=Counter)
     committed_in_rounds: int = 0
+    constrained_tokens: int = 0
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     ttft_s: float = 0.0
     total_s: float = 0.0
@@ -82,6 +85,7 @@ class StepStats:
         self.drafted.update(row.drafted)
         self.accepted.update(row.accepted)
         self.committed_in_rounds += row.committed
+        self.constrained_tokens += row.constrained
         for phase, spent in seconds.items():
             self.seconds[phase] += spent
 
@@ -122,6 +126,7 @@ class StepStats:
             "drafted_tokens": self.drafted_tokens,
             "accepted_tokens": self.accepted_tokens,
             "forced_tokens": self.forced_tokens,
+            "constrained_tokens": self.constrained_tokens,
             "mean_accepted_length": self.mean_accepted_length,
             "acceptance_rate": self.acceptance_rate,
             "drafters": {

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agentspec import CausalLM, Grammar, GrammarError, InvalidRequestError
-from agentspec.chat import AnswerParser, ChatFormat
+from agentspec.chat import AnswerParser, ChatFormat, Piece
 from agentspec.chat.dialects import detect
 from agentspec.constraints import compiler
 
@@ -80,8 +80,8 @@ def test_a_tokenizer_without_a_template_is_an_error() -> None:
 
 
 def test_templates_that_know_tools_are_told_apart() -> None:
-    assert detect("{% if tools %}<tools>...{% endif %}<tool_call>").template_knows_tools
-    assert not detect("{% for message in messages %}{{ message.content }}{% endfor %}").template_knows_tools
+    assert detect("{% if tools %}<tools>...{% endif %}<tool_call>{{ message.tool_calls }}").name == "hermes"
+    assert detect("{% for message in messages %}{{ message.content }}{% endfor %}").name == "plain"
 
 
 @pytest.fixture
@@ -101,8 +101,7 @@ def test_a_template_that_knows_tools_renders_a_call_as_the_model_wrote_it(
     question = [{"role": "user", "content": "Weather?"}]
     results = [{"role": "tool", "content": "sunny"}] * count
     history = [*question, {"role": "assistant", "content": "", "tool_calls": calls}, *results]
-    form = qwen.dialect.form
-    written = form.between.join([form.call("get_weather", arguments)] * count)
+    written = qwen.form.calls([("get_weather", arguments, None)] * count)
     said = qwen.render(question, [WEATHER]) + tokenizer.encode(written, add_special_tokens=False)
     again = qwen.render(history, [WEATHER])
     assert again[: len(said)] == said
@@ -113,22 +112,22 @@ def test_a_template_that_knows_tools_renders_a_call_as_the_model_wrote_it(
 @pytest.mark.parametrize("before", ["", "Let me see. ", "a < b <tool "])
 def test_an_answer_is_taken_apart_in_pieces_of_any_size(chat: ChatFormat, before: str, step: int) -> None:
     text = before + CALL
-    parser = AnswerParser(chat.dialect.form)
-    shown = "".join(parser.push(text[at : at + step]) for at in range(0, len(text), step))
+    parser = AnswerParser(chat.form)
+    shown = "".join(parser.push(text[at : at + step]).text for at in range(0, len(text), step))
     rest, [call] = parser.finish()
-    assert shown + rest == before
+    assert shown + rest.text == before
     assert (call.name, json.loads(call.arguments), call.is_complete) == ("get_weather", {"city": "Zürich"}, True)
 
 
 def test_text_that_only_begins_like_a_call_is_text(chat: ChatFormat) -> None:
-    parser = AnswerParser(chat.dialect.form)
-    assert parser.push("see <tool_c") == "see "
-    assert parser.finish() == ("<tool_c", [])
+    parser = AnswerParser(chat.form)
+    assert parser.push("see <tool_c") == Piece("see ")
+    assert parser.finish() == (Piece("<tool_c"), [])
 
 
 @pytest.mark.parametrize("length", range(len("<tool_call>"), len(CALL)))
 def test_a_call_cut_short_is_kept_as_it_is(chat: ChatFormat, length: int) -> None:
-    parser = AnswerParser(chat.dialect.form)
+    parser = AnswerParser(chat.form)
     parser.push(CALL[:length])
     _, [call] = parser.finish()
     assert not call.is_complete
@@ -136,8 +135,8 @@ def test_a_call_cut_short_is_kept_as_it_is(chat: ChatFormat, length: int) -> Non
 
 
 def test_parallel_calls_are_taken_apart(chat: ChatFormat) -> None:
-    now = chat.dialect.form.call("now", {"in": "a\\n</tool_call>"})
-    parser = AnswerParser(chat.dialect.form)
+    now = chat.form.call("now", {"in": "a\\n</tool_call>"})
+    parser = AnswerParser(chat.form)
     parser.push(f"Both. {CALL}\n{now}\n{CALL[:40]}")
     _, calls = parser.finish()
     assert [(call.name, call.is_complete) for call in calls] == [
@@ -150,11 +149,11 @@ def test_parallel_calls_are_taken_apart(chat: ChatFormat) -> None:
 
 def test_an_opener_inside_final_json_is_text(chat: ChatFormat) -> None:
     text = '{"a": "say <tool_call> now"}'
-    parser = AnswerParser(chat.dialect.form, begins_with_call=True)
-    assert "".join(map(parser.push, text)) == text
-    assert parser.finish() == ("", [])
-    parser = AnswerParser(chat.dialect.form, begins_with_call=True)
-    assert "".join(map(parser.push, CALL)) == ""
+    parser = AnswerParser(chat.form, begins_with_call=True)
+    assert "".join(parser.push(letter).text for letter in text) == text
+    assert parser.finish() == (Piece(), [])
+    parser = AnswerParser(chat.form, begins_with_call=True)
+    assert "".join(parser.push(letter).text for letter in CALL) == ""
     assert parser.finish()[1][0].is_complete
 
 

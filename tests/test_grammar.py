@@ -13,8 +13,8 @@ import pydantic.v1
 import pytest
 
 from agentspec import CausalLM, Grammar, GrammarError
+from agentspec.calls import CallForm, closed
 from agentspec.constraints import compiler
-from agentspec.grammar import CallForm, closed
 
 
 class Point(pydantic.BaseModel):
@@ -177,7 +177,7 @@ def test_outlines_types_are_read(grammars: Any, tokenizer: Any) -> None:
 
 
 def test_another_form_of_calls(grammars: Any, tokenizer: Any) -> None:
-    form = CallForm(opener="[CALL]", before_arguments=' {{"call": {name}, "with": ', closer="}", between=";")
+    form = CallForm("[CALL]", ' {{"call": {name}, "with": ', "}}", between=";")
     grammar = Grammar.tools([TOOL], form=form)
     assert form.call("move", {"x": 1}) == '[CALL] {"call": "move", "with": {"x": 1}}'
     assert accepts(grammars, tokenizer, grammar, form.call("move", {"x": 1}))

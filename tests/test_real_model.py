@@ -119,7 +119,7 @@ def test_every_finished_tool_call_validates(
     ]
     finished = 0
     for row, samples in zip(rows, engine.generate(requests), strict=True):
-        parser = AnswerParser(chat.dialect.form)
+        parser = AnswerParser(chat.form)
         assert parser.push(samples[0].text) == ""
         _, [call] = parser.finish()
         assert call.is_complete == (samples[0].finish_reason == "stop")

@@ -1,28 +1,24 @@
-"""Messages and tools to token ids; emitted text to content and tool calls.
+"""Messages and tools to token ids; emitted text to reasoning, content and tool calls.
 
 Messages and tools are plain dicts in OpenAI's form, a call's arguments being a dict. Nothing here knows LangChain.
 """
 
 from __future__ import annotations
 
-import json
+import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from agentspec.chat.dialects import Dialect, Message, detect
-from agentspec.detokenizer import overlap
+from agentspec.calls import CallForm, Thought, closed
+from agentspec.chat.answers import AnswerParser, Parser, Piece, TemplateParser, ToolCall
+from agentspec.chat.dialects import DIALECTS, Dialect, Message, detect, named, thought_of
 from agentspec.errors import InvalidRequestError
-from agentspec.grammar import CallForm, Grammar, closed, to_json
+from agentspec.grammar import Grammar
 
+__all__ = ["DIALECTS", "AnswerParser", "ChatFormat", "Parser", "Piece", "TemplateParser", "ToolCall"]
 
-@dataclass(frozen=True)
-class ToolCall:
-    """A call that the model made; ``arguments`` is JSON text. Of a call cut short, the text it got to."""
-
-    name: str
-    arguments: str
-    is_complete: bool = True
+TAIL = 16
+"""Tokens at the end of a prompt that tell whether it has begun a thought."""
 
 
 class ChatFormat:
@@ -30,37 +26,56 @@ class ChatFormat:
 
     Args:
         tokenizer: of transformers, with a chat template.
+        dialect: a name of ``DIALECTS``; None finds it out from the template.
 
     Raises:
-        InvalidRequestError: for a tokenizer without a chat template.
+        InvalidRequestError: for a tokenizer without a chat template, or a dialect that it does not speak.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, dialect: str | None = None) -> None:
         if not getattr(tokenizer, "chat_template", None):
             raise InvalidRequestError(
                 "The tokenizer has no chat template, so messages cannot be rendered; load a chat or instruct model."
             )
         self._tokenizer = tokenizer
-        self.dialect: Dialect = detect(str(tokenizer.chat_template))
+        self._template = str(tokenizer.get_chat_template(tools=[]))
+        self.dialect: Dialect = detect(self._template) if dialect is None else named(dialect, self._template)
+        self.form: CallForm = _with_ids(self.dialect.form, tokenizer)
 
-    def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
+    @property
+    def shows_special_tokens(self) -> bool:
+        """Whether the text of answers must hold special tokens, for calls are marked by them."""
+        return bool(self.form.special) or self._ships_a_parser
+
+    def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = (), **settings: Any) -> list[int]:
         """The prompt ids of a conversation, up to where the assistant answers.
+
+        Args:
+            messages: of the conversation.
+            tools: that the model is told of.
+            settings: for the template (``enable_thinking=False``, say).
 
         Raises:
             InvalidRequestError: where there is nothing to answer, or the template refuses the messages.
         """
         if not messages:
             raise InvalidRequestError("The conversation is empty; expected at least one message.")
-        known = self.dialect.template_knows_tools
-        written = list(messages) if known else self.dialect.plain_messages(messages, tools)
         try:
             text = self._tokenizer.apply_chat_template(
-                written, tools=list(tools) or None if known else None, tokenize=False, add_generation_prompt=True
+                self.dialect.messages(messages, tools),
+                tools=list(tools) if tools and self.dialect.marks else None,
+                tokenize=False,
+                add_generation_prompt=True,
+                **settings,
             )
         except Exception as error:  # templates raise whatever their authors chose
             raise InvalidRequestError(f"The model's chat template refused the messages: {error}") from error
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
+
+    def thought(self, prompt: Sequence[int]) -> Thought | None:
+        """How the answer to a rendered prompt may begin: None where the model does not think."""
+        return thought_of(self._template, self._tokenizer.decode(list(prompt[-TAIL:])))
 
     def answer_grammar(
         self,
@@ -69,81 +84,72 @@ class ChatFormat:
         required: bool = False,
         parallel: int = 1,
         final: dict[str, Any] | None = None,
+        thought: Thought | None = None,
+        thinking_budget: int | None = None,
     ) -> Grammar | None:
         """The language of an assistant's answers; None where it is free text.
 
         Args:
             tools: that may be called.
             required: whether one must be.
-            parallel: the most calls in one answer.
+            parallel: the most calls in one answer, where the dialect has several.
             final: JSON Schema of an answer that is no call; None for free text, which turns into a call where the
                 opener is written: from there on only a valid call is legal.
+            thought: that goes before the answer.
+            thinking_budget: the most tokens of it; None for no limit.
+
+        Raises:
+            InvalidRequestError: for a budget where the model does not think.
+            GrammarError: for a tool whose name the dialect cannot write.
         """
-        if tools:
-            return Grammar.tools(tools, required=required, parallel=parallel, final=final, form=self.dialect.form)
-        return None if final is None else Grammar.json_schema(closed(final))
+        if thinking_budget is not None and thought is None:
+            raise InvalidRequestError(
+                "thinking_budget limits the thoughts of a reasoning model; this one's chat template has none here."
+            )
+        if thought is None and not tools:
+            return None if final is None else Grammar.json_schema(closed(final))
+        if not tools and final is None and thinking_budget is None:
+            return None
+        return Grammar.tools(
+            tools,
+            required=required,
+            parallel=parallel,
+            final=final,
+            form=self.form,
+            thought=thought,
+            thinking_budget=thinking_budget,
+        )
+
+    def parser(
+        self,
+        prompt: Sequence[int],
+        tools: Sequence[dict[str, Any]],
+        *,
+        has_final: bool = False,
+        thought: Thought | None = None,
+    ) -> Parser:
+        """A parser of the answer to a prompt: transformers' own, where the tokenizer ships a response template.
+
+        Args:
+            prompt: that is answered.
+            tools: that may be called.
+            has_final: whether an answer that is no call is JSON, in which an opener is text.
+            thought: that goes before the answer.
+        """
+        if self._ships_a_parser and not has_final:
+            return TemplateParser(self._tokenizer.get_response_parser(prefix=list(prompt), tools=list(tools)))
+        return AnswerParser(self.form if tools else None, thought=thought, begins_with_call=has_final)
+
+    @property
+    def _ships_a_parser(self) -> bool:
+        # A template that knows no calls of ours cannot have a parser that does.
+        return bool(self.dialect.marks) and getattr(self._tokenizer, "response_template", None) is not None
 
 
-class AnswerParser:
-    """Takes an answer apart while it is written. Only for answers under an ``answer_grammar`` with tools.
-
-    Args:
-        form: of calls.
-        begins_with_call: whether a call can only be the whole answer; elsewhere an opener is text (a string in JSON).
-    """
-
-    def __init__(self, form: CallForm, *, begins_with_call: bool = False) -> None:
-        self._form = form
-        self._begins_with_call = begins_with_call
-        self._text = ""
-        self._shown = 0
-        self._call_at: int | None = None
-
-    def push(self, text: str) -> str:
-        """Take more text; the free text that is new and surely not part of a call."""
-        self._text += text
-        opener, end = self._form.opener, len(self._text)
-        if self._call_at is None:
-            at = self._text.find(opener, self._shown)
-            is_call = at == 0 or (at > 0 and not self._begins_with_call)
-            self._call_at = at if is_call else None
-        if self._call_at is not None:
-            return self._show(self._call_at)
-        may_open = self._shown == 0 if self._begins_with_call else True
-        return self._show(end - overlap(self._text, opener) if may_open else end)
-
-    def finish(self) -> tuple[str, list[ToolCall]]:
-        """The rest of the free text, and the calls."""
-        if self._call_at is None:
-            return self._show(len(self._text)), []
-        calls, at = [], self._call_at
-        while at < len(self._text):
-            call, at = self._call(at)
-            calls.append(call)
-        return "", calls
-
-    def _show(self, end: int) -> str:
-        piece, self._shown = self._text[self._shown : end], max(end, self._shown)
-        return piece
-
-    def _call(self, at: int) -> tuple[ToolCall, int]:
-        """The call that begins at ``at``, and where the next one would."""
-        form, text = self._form, self._text
-        head, tail = form.opening("\0").split(to_json("\0"))
-        name_at = at + len(form.opener) + len(head)
-        name, end = _value(text, name_at)
-        start = end + len(tail)
-        _, end = _value(text, start)
-        after = end + len(form.closer)
-        if text[end:after] != form.closer:
-            return ToolCall(name if isinstance(name, str) else "", text[at:], is_complete=False), len(text)
-        next_at = after + len(form.between) if text.startswith(form.between, after) else len(text)
-        return ToolCall(str(name), text[start:end]), next_at
-
-
-def _value(text: str, at: int) -> tuple[Any, int]:
-    """The JSON value that begins at ``at``, and where it ends; None and the end of the text where it is cut short."""
-    try:
-        return json.JSONDecoder().raw_decode(text, at)
-    except json.JSONDecodeError:
-        return None, len(text)
+def _with_ids(form: CallForm, tokenizer: Any) -> CallForm:
+    """A form with the ids of those of its marks that are special tokens of a tokenizer."""
+    thought = Thought()
+    calls = form.opener + form.before_arguments + form.closer + (form.between or "") + form.end
+    written = calls + thought.opener + thought.end
+    known = {str(token): token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return dataclasses.replace(form, special=tuple((mark, i) for mark, i in known.items() if mark in written))

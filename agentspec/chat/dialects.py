@@ -1,16 +1,143 @@
-"""How a family of models writes tools, tool calls and tool results."""
+"""How families of models write tools, tool calls and tool results, and how a chat template tells its family."""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentspec.grammar import HERMES, CallForm, to_json
+from agentspec.calls import HERMES, CallForm, Thought, to_json
+from agentspec.errors import InvalidRequestError
 
 Message = dict[str, Any]
 """A chat message in OpenAI's form, the arguments of its calls being dicts."""
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """A family's way to write calls.
+
+    Args:
+        name: of the dialect.
+        form: of calls.
+        marks: what its chat templates hold, by which it is told; none for templates that know no tools, for which
+            tools, calls and results are written into plain messages.
+    """
+
+    name: str
+    form: CallForm
+    marks: tuple[str, ...]
+
+    def messages(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[Message]:
+        """The messages as the chat template takes them."""
+        if not self.marks:
+            return plain_messages(messages, tools, self.form)
+        return [_with_short_ids(message) for message in messages] if "{id}" in _template(self.form) else list(messages)
+
+
+def _template(form: CallForm) -> str:
+    return form.before_arguments + form.closer
+
+
+# In the order in which they are looked for.
+DIALECTS = {
+    dialect.name: dialect
+    for dialect in (
+        # Mistral: [TOOL_CALLS] [{"name": ..., "arguments": ..., "id": ...}, ...], since 2024 without the blank; models
+        # of 2025 write [TOOL_CALLS]name[ARGS]{...} per call, some with [CALL_ID] between.
+        Dialect(
+            "mistral-call-id",
+            CallForm("[TOOL_CALLS]", "{raw_name}[CALL_ID]{id}[ARGS]", "", between="[TOOL_CALLS]", after_text=""),
+            ("[TOOL_CALLS]", "[CALL_ID]"),
+        ),
+        Dialect(
+            "mistral-args",
+            CallForm("[TOOL_CALLS]", "{raw_name}[ARGS]", "", between="[TOOL_CALLS]", after_text=""),
+            ("[TOOL_CALLS]", "[ARGS]"),
+        ),
+        Dialect(
+            "mistral",
+            CallForm(
+                "[TOOL_CALLS] [",
+                '{{"name": {name}, "arguments": ',
+                ', "id": "{id}"}}',
+                between=", ",
+                end="]",
+                after_text="",
+            ),
+            ("[TOOL_CALLS] [",),
+        ),
+        Dialect(
+            "mistral-nemo",
+            CallForm(
+                "[TOOL_CALLS][",
+                '{{"name": {name}, "arguments": ',
+                ', "id": "{id}"}}',
+                between=", ",
+                end="]",
+                after_text="",
+            ),
+            ("[TOOL_CALLS][",),
+        ),
+        # Hermes, Qwen 2.5 and 3, and many others: JSON between tags.
+        Dialect("hermes", HERMES, ("<tool_call>",)),
+        # Llama 3.1 to 3.3: {"name": ..., "parameters": ...}, one call, and nothing else in the answer.
+        Dialect(
+            "llama3",
+            CallForm(
+                '{"name": ',
+                '{name}, "parameters": ',
+                "}}",
+                between=None,
+                after_text="",
+                object_keys=("name", "parameters"),
+            ),
+            ("<|start_header_id|>", '"parameters": '),
+        ),
+        Dialect("plain", HERMES, ()),
+    )
+}
+
+
+def detect(chat_template: str) -> Dialect:
+    """The dialect of a chat template; ``plain`` where it knows no tools, or writes calls in another way."""
+    known = "tool_calls" in chat_template
+    return next(
+        d for d in DIALECTS.values() if not d.marks or (known and all(mark in chat_template for mark in d.marks))
+    )
+
+
+def named(name: str, chat_template: str) -> Dialect:
+    """The dialect of this name.
+
+    Raises:
+        InvalidRequestError: for an unknown name, or a template that does not render calls in it.
+    """
+    dialect = DIALECTS.get(name)
+    if dialect is None:
+        raise InvalidRequestError(f"dialect must be one of {sorted(DIALECTS)}, got {name!r}.")
+    if dialect.marks and "tool_calls" not in chat_template:
+        raise InvalidRequestError(
+            f"The model's chat template renders no tool calls, so the dialect {name!r} cannot be used; use 'plain', "
+            "which writes tools and calls into the messages."
+        )
+    return dialect
+
+
+def thought_of(chat_template: str, prompt_end: str) -> Thought | None:
+    """How the answer to a prompt begins: a thought that the prompt has opened, one that may come, or none.
+
+    Args:
+        chat_template: which knows thoughts where it has a mark for their end.
+        prompt_end: the end of the rendered prompt.
+    """
+    if "</think>" not in chat_template or prompt_end.rstrip().endswith("</think>"):
+        return None
+    return Thought(opener="") if prompt_end.rstrip().endswith("<think>") else Thought()
+
 
 SYSTEM = """You may call one or more functions to assist with the user query.
 
@@ -25,44 +152,48 @@ For each function call, return a json object with function name and arguments wi
 </tool_call>"""
 
 
-@dataclass(frozen=True)
-class Dialect:
-    """The Hermes form, which Qwen and many others use: JSON between tags.
-
-    Args:
-        name: of the dialect.
-        form: of calls.
-        template_knows_tools: whether the chat template renders tools, calls and results itself; otherwise they are
-            written into plain messages here.
-    """
-
-    name: str
-    template_knows_tools: bool
-    form: CallForm = HERMES
-
-    def plain_messages(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[Message]:
-        """Messages for a template that knows only roles and contents; results of parallel calls share a turn."""
-        plain: list[Message] = []
-        for is_result, group in itertools.groupby(messages, key=lambda message: message["role"] == "tool"):
-            if is_result:
-                results = [f"<tool_response>\n{message['content']}\n</tool_response>" for message in group]
-                plain.append({"role": "user", "content": "\n".join(results)})
-            else:
-                plain += [{"role": message["role"], "content": self._written(message)} for message in group]
-        if not tools:
-            return plain
-        text = SYSTEM.format(tools="\n".join(map(to_json, tools)))
-        if plain[0]["role"] == "system":
-            return [{"role": "system", "content": f"{plain[0]['content']}\n\n{text}"}, *plain[1:]]
-        return [{"role": "system", "content": text}, *plain]
-
-    def _written(self, message: Message) -> str:
-        """A message's text with its calls, exactly as the model wrote them."""
-        functions = [call["function"] for call in message.get("tool_calls", ())]
-        calls = self.form.between.join(self.form.call(f["name"], f["arguments"]) for f in functions)
-        return str(message["content"]) + calls
+def plain_messages(
+    messages: Sequence[Message], tools: Sequence[dict[str, Any]], form: CallForm = HERMES
+) -> list[Message]:
+    """Messages for a template that knows only roles and contents; results of parallel calls share a turn."""
+    plain: list[Message] = []
+    for is_result, group in itertools.groupby(messages, key=lambda message: message["role"] == "tool"):
+        if is_result:
+            results = [f"<tool_response>\n{message['content']}\n</tool_response>" for message in group]
+            plain.append({"role": "user", "content": "\n".join(results)})
+        else:
+            plain += [{**message, "content": _written(message, form), "tool_calls": None} for message in group]
+    plain = [{key: value for key, value in message.items() if value is not None} for message in plain]
+    if not tools:
+        return plain
+    text = SYSTEM.format(tools="\n".join(map(to_json, tools)))
+    if plain[0]["role"] == "system":
+        return [{"role": "system", "content": f"{plain[0]['content']}\n\n{text}"}, *plain[1:]]
+    return [{"role": "system", "content": text}, *plain]
 
 
-def detect(chat_template: str) -> Dialect:
-    """The dialect of a chat template."""
-    return Dialect("hermes", template_knows_tools="<tool_call>" in chat_template and "tools" in chat_template)
+def _written(message: Message, form: CallForm) -> str:
+    """A message's text with its calls, exactly as the model wrote them."""
+    content = str(message["content"])
+    functions = [call["function"] for call in message.get("tool_calls") or ()]
+    if not functions:
+        return content
+    calls = form.calls((f["name"], f["arguments"], None) for f in functions)
+    return content + (form.after_text if content else "") + calls
+
+
+def _with_short_ids(message: Message) -> Message:
+    """A message whose calls have ids of nine letters or digits, as some templates demand; the same for the same id."""
+    changed = dict(message)
+    if message.get("tool_calls"):
+        changed["tool_calls"] = [{**call, "id": short_id(call.get("id"))} for call in message["tool_calls"]]
+    if "tool_call_id" in message:
+        changed["tool_call_id"] = short_id(message["tool_call_id"])
+    return changed
+
+
+def short_id(call_id: str | None) -> str:
+    """An id of nine letters or digits: the given one, if it is of that form."""
+    if call_id is not None and re.fullmatch(r"[a-zA-Z0-9]{9}", call_id):
+        return call_id
+    return hashlib.sha256(str(call_id).encode()).hexdigest()[:9]

@@ -18,13 +18,18 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from agentspec.constraints.thinking import BudgetedMatcher
 from agentspec.errors import GrammarError
 from agentspec.grammar import Grammar
 from agentspec.sampling import Prefix
 from agentspec.sequence import Batch, Matcher
 from agentspec.sequence import Sequence as TokenSequence
 
-__all__ = ["Grammar", "GrammarCompiler", "Matcher", "Walk", "compiler"]
+__all__ = ["Grammar", "GrammarCompiler", "GrammarEngine", "Matcher", "Walk", "begin", "compiler"]
+
+
+GrammarEngine = Literal["llguidance", "outlines", "auto"]
+"""Names of the engines; ``"auto"`` takes the first that can express a grammar."""
 
 
 class GrammarCompiler(Protocol):
@@ -39,16 +44,30 @@ class GrammarCompiler(Protocol):
         ...
 
 
-def compiler(tokenizer: Any, vocab_size: int, engine: Literal["llguidance"] = "llguidance") -> GrammarCompiler:
+def compiler(tokenizer: Any, vocab_size: int, engine: GrammarEngine = "llguidance") -> GrammarCompiler:
     """The named grammar engine for a tokenizer of transformers.
 
     Raises:
         GrammarError: for an engine of another name.
     """
+    engine = "llguidance" if engine == "auto" else engine
     if engine != "llguidance":
         raise GrammarError(f"Unknown grammar engine {engine!r}; expected 'llguidance'.")
     made: GrammarCompiler = importlib.import_module(f"{__name__}.{engine}").Compiler(tokenizer, vocab_size)
     return made
+
+
+def begin(grammar: Grammar, grammars: GrammarCompiler, tokenizer: Any) -> Matcher:
+    """A matcher at the start of a grammar, which keeps its thinking budget.
+
+    Raises:
+        GrammarError: where the grammar cannot be compiled.
+    """
+    matcher = grammars.matcher(grammar)
+    if grammar.thinking is None:
+        return matcher
+    closing = tokenizer.encode(grammar.thinking.closing, add_special_tokens=False)
+    return BudgetedMatcher(matcher, grammar.thinking, closing, tokenizer.decode)
 
 
 class Walk:
@@ -128,6 +147,10 @@ class Walk:
         """For each walked token, whether its mask left a choice."""
         return [not self._rows[row].is_forced(k) for k in range(self.drafted(row))]
 
+    def constrained(self, row: int, count: int) -> int:
+        """How many of a row's first ``count`` positions were under a mask."""
+        return sum(mask is not None for mask in self._rows[row].masks[:count])
+
     def settle(self) -> None:
         """Put every matcher back to the start of the walk."""
         for row in self._rows:
@@ -175,7 +198,8 @@ class _RowWalk:
         if token in self.sequence.end_tokens or (mask is not None and not bool(mask[token])):
             self.is_open = False
         elif self.is_open and self._matcher is not None:
-            self._matcher.advance(token)
+            if not self._matcher.advance(token):
+                raise GrammarError(f"The grammar engine refuses token {token}, which its mask allows.")
             self._advanced += 1
 
     def settle(self) -> None:

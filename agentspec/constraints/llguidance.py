@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 from collections.abc import Callable
@@ -11,10 +12,12 @@ import llguidance
 import llguidance.hf
 import numpy as np
 import torch
+from llguidance import TokenizerWrapper
 from torch import Tensor
 
+from agentspec.calls import JSON_FORM, to_json, without_unknown_formats
 from agentspec.errors import GrammarError
-from agentspec.grammar import JSON_FORM, Grammar, Kind, to_json
+from agentspec.grammar import Grammar, Kind
 
 
 class Compiler:
@@ -29,12 +32,7 @@ class Compiler:
     """
 
     def __init__(self, tokenizer: Any, vocab_size: int) -> None:
-        try:
-            self._tokenizer = llguidance.hf.from_tokenizer(tokenizer, n_vocab=vocab_size)
-        except ValueError as error:
-            raise GrammarError(
-                f"Grammars need a fast tokenizer that llguidance can read, got {type(tokenizer).__name__}: {error}"
-            ) from error
+        self._tokenizer = _tokenizer(tokenizer, vocab_size)
         self._compiled = functools.lru_cache(maxsize=256)(self._compile)
 
     def matcher(self, grammar: Grammar) -> LLGuidanceMatcher:
@@ -43,7 +41,7 @@ class Compiler:
 
     def _compile(self, grammar: Grammar) -> llguidance.LLMatcher:
         try:
-            source = _SOURCES[grammar.kind](grammar.source)
+            source = _json_schema(grammar) if grammar.kind == "json_schema" else _SOURCES[grammar.kind](grammar.source)
         except ValueError as error:
             raise GrammarError(f"The {grammar.kind} grammar cannot be read: {error}") from error
         matcher = llguidance.LLMatcher(self._tokenizer, source, log_level=0)
@@ -59,22 +57,54 @@ def _choice(source: str) -> str:
     return llguidance.LLMatcher.grammar_from_lark(f"start: {' | '.join(map(to_json, json.loads(source)))}")
 
 
-_JSON_FORM: Any = JSON_FORM  # llguidance's own type for it is private
-
-
-def _json_schema(source: str) -> str:
-    schema = json.loads(source)
+def _json_schema(grammar: Grammar) -> str:
+    schema = json.loads(grammar.source)
     if schema is False:
         raise ValueError("no value satisfies the schema `false`")
-    return llguidance.LLMatcher.grammar_from_json_schema({} if schema is True else source, overrides=_JSON_FORM)
+    options: Any = {**JSON_FORM, "lenient": grammar.lenient}  # llguidance's own type for them is private
+    known = to_json({} if schema is True else without_unknown_formats(schema))
+    return llguidance.LLMatcher.grammar_from_json_schema(known, overrides=options)
 
 
 _SOURCES: dict[Kind, Callable[[str], str]] = {
-    "json_schema": _json_schema,
     "regex": llguidance.LLMatcher.grammar_from_regex,
     "choice": _choice,
     "lark": llguidance.LLMatcher.grammar_from_lark,
 }
+
+
+def _tokenizer(tokenizer: Any, vocab_size: int) -> llguidance.LLTokenizer:
+    """A tokenizer for llguidance, in which added tokens that are not special (``<tool_call>``, say) are text.
+
+    What it makes of a tokenizer of transformers by itself takes all added tokens for special: no text can hold them,
+    and where one is forced its mask has it but the matcher refuses it (1.9.1).
+    """
+    try:
+        known = llguidance.hf.from_tokenizer(tokenizer, n_vocab=vocab_size)
+    except ValueError as error:
+        raise GrammarError(
+            f"Grammars need a fast tokenizer that llguidance can read, got {type(tokenizer).__name__}: {error}"
+        ) from error
+    wrapper = TokenizerWrapper(_Vocabulary(tokenizer, known))
+    return llguidance.LLTokenizer(wrapper, n_vocab=vocab_size, eos_token=tokenizer.eos_token_id)
+
+
+class _Vocabulary:
+    """The bytes of all tokens, which of them are special, and how a text is cut into the others."""
+
+    def __init__(self, tokenizer: Any, known: llguidance.LLTokenizer) -> None:
+        self.tokens = [known.decode_bytes([token]) for token in range(known.vocab_size)]
+        self.special_token_ids = [i for i, token in tokenizer.added_tokens_decoder.items() if token.special]
+        self.eos_token_id = tokenizer.eos_token_id
+        self.bos_token_id = tokenizer.bos_token_id
+        self._backend = copy.copy(tokenizer.backend_tokenizer)
+        self._backend.no_padding()
+        self._backend.no_truncation()
+        self._backend.encode_special_tokens = True  # a special token that is spelled out is text
+
+    def __call__(self, text: str) -> list[int]:
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        return ids
 
 
 class LLGuidanceMatcher:

@@ -52,7 +52,7 @@ def main() -> None:
         differing += len(texts) > 1
         tokens += len(completion.tokens)
         forced += completion.stats.forced_tokens
-        answer = AnswerParser(chat.dialect.form)
+        answer = AnswerParser(chat.form)
         answer.push(completion.text)
         _, [call] = answer.finish()
         if call.is_complete:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -18,28 +16,20 @@ from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import ConfigDict, Field, field_validator
 
-from agentspec import Delta, InvalidRequestError, LocalEngine, Request, SamplingParams
-from agentspec.chat import AnswerParser, ChatFormat
+from agentspec import InvalidRequestError, LocalEngine
+from agentspec.constraints import GrammarEngine
 from agentspec.pairs import EMBEDDED, PairSpec, shared_engine
 from langchain_agentspec.forms import (
     answer_parser,
     call_parser,
     chosen_tools,
     core_errors,
-    final_schema,
+    expect_valid,
     json_schema_of,
     structured,
 )
-from langchain_agentspec.messages import ChunkMaker, to_chat, to_result
-
-SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "logprobs")
-"""Settings that a call may override by a keyword of the same name."""
-
-BOUND = ("tools", "tool_choice", "response_format", "n", "gamma", "acceptance", "strict", "parallel_tool_calls")
-"""What else a call takes."""
-
-MAX_PARALLEL_CALLS = 8
-"""Calls in one message where parallel calls are asked for."""
+from langchain_agentspec.messages import to_result
+from langchain_agentspec.request import SETTINGS, Prepared, check_keywords, prepare, sampling, shown
 
 
 class ChatAgentSpec(BaseChatModel):
@@ -60,6 +50,13 @@ class ChatAgentSpec(BaseChatModel):
         n: samples per call.
         gamma: tokens to draft per round; 0 decodes plainly; ``"auto"`` leaves it to the engine.
         acceptance: ``"rejection"``, or ``"coupled"`` for text that does not depend on speculation.
+        dialect: how calls are written (``agentspec.chat.DIALECTS``); None for what the chat template shows.
+        reasoning: False asks the chat template of a reasoning model for an answer without a thought; None leaves that
+            to the template.
+        thinking_budget: the most tokens of a reasoning model's thought, which is then ended; None for no limit.
+        grammar_engine: "llguidance", "outlines", or "auto" for the first that can express what an answer may be.
+        validate_output: check structured answers with ``jsonschema`` too, and leave to this check what the grammar
+            engine cannot express of a schema, in place of refusing the schema.
         device: where to compute; None for CUDA where there is one.
         dtype: "float32", "bfloat16" or "float16"; None for float32 on CPU and bfloat16 elsewhere.
         revision: of the model on the hub.
@@ -84,6 +81,11 @@ class ChatAgentSpec(BaseChatModel):
     n: int = 1
     gamma: int | Literal["auto"] = "auto"
     acceptance: Literal["rejection", "coupled"] = "rejection"
+    dialect: str | None = None
+    reasoning: bool | None = None
+    thinking_budget: int | None = None
+    grammar_engine: GrammarEngine = "auto"
+    validate_output: bool = False
     device: str | None = None
     dtype: str | None = None
     revision: str | None = None
@@ -97,7 +99,7 @@ class ChatAgentSpec(BaseChatModel):
     def model_post_init(self, context: Any, /) -> None:
         """Find wrong settings now, and not at the first call."""
         super().model_post_init(context)
-        self._params({}, None)
+        sampling(self._settings({}), self.stop)
         if self.n < 1:
             raise InvalidRequestError(f"n is the number of samples, 1 or more; got {self.n}.")
         if self.gamma != "auto" and self.gamma < 0:
@@ -111,7 +113,7 @@ class ChatAgentSpec(BaseChatModel):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        names = ("model", "draft", *SAMPLING, "stop", "n", "gamma", "acceptance", "device", "dtype", "revision")
+        names = ("model", "draft", *SETTINGS, "stop", "dialect", "device", "dtype", "revision")
         # An engine of the user's own has no name: no cache may take its answers for those of another.
         return {**{name: getattr(self, name) for name in names}, "engine": self.engine and id(self.engine)}
 
@@ -231,7 +233,8 @@ class ChatAgentSpec(BaseChatModel):
         call = self._prepare(messages, stop, kwargs)
         makers = call.makers(self.model)
         with core_errors():
-            chunks = [(delta.index, makers[delta.index].chunk(delta)) for delta in call.engine.stream(call.request)]
+            deltas = map(expect_valid, call.engine.stream(call.request))
+            chunks = [(delta.index, makers[delta.index].chunk(delta)) for delta in deltas]
         return to_result(chunks, len(makers))
 
     def _stream(
@@ -245,7 +248,7 @@ class ChatAgentSpec(BaseChatModel):
         maker = call.makers(self.model)[0]
         with core_errors():
             for delta in call.engine.stream(call.request):
-                yield from _shown(maker, delta)
+                yield from shown(maker, expect_valid(delta))
 
     async def _agenerate(
         self,
@@ -258,7 +261,7 @@ class ChatAgentSpec(BaseChatModel):
         makers = call.makers(self.model)
         with core_errors():
             deltas = call.engine.astream(call.request)
-            chunks = [(delta.index, makers[delta.index].chunk(delta)) async for delta in deltas]
+            chunks = [(delta.index, makers[delta.index].chunk(expect_valid(delta))) async for delta in deltas]
         return to_result(chunks, len(makers))
 
     async def _astream(
@@ -272,72 +275,25 @@ class ChatAgentSpec(BaseChatModel):
         maker = call.makers(self.model)[0]
         with core_errors():
             async for delta in call.engine.astream(call.request):
-                for chunk in _shown(maker, delta):
+                for chunk in shown(maker, expect_valid(delta)):
                     yield chunk
 
     @property
     def _engine(self) -> LocalEngine:
         return self.engine or shared_engine(PairSpec(self.model, self.draft, self.device, self.dtype, self.revision))
 
-    def _prepare_stream(self, messages: list[BaseMessage], stop: list[str] | None, kwargs: dict[str, Any]) -> _Prepared:
+    def _prepare_stream(self, messages: list[BaseMessage], stop: list[str] | None, kwargs: dict[str, Any]) -> Prepared:
         call = self._prepare(messages, stop, kwargs)
         if call.request.n > 1:
             raise InvalidRequestError(f"Only one sample can be streamed, got n={call.request.n}; use invoke or n=1.")
         return call
 
-    def _prepare(self, messages: list[BaseMessage], stop: list[str] | None, kwargs: dict[str, Any]) -> _Prepared:
-        """A call as a request. All that can be wrong with it is found here."""
-        unknown = kwargs.keys() - {*SAMPLING, *BOUND}
-        if unknown:
-            raise InvalidRequestError(
-                f"Unknown settings {sorted(unknown)}; a call takes {', '.join((*SAMPLING, *BOUND))} and stop."
-            )
-        engine, tools = self._engine, kwargs.get("tools") or []
-        chat = ChatFormat(engine.tokenizer)
-        offered, required = chosen_tools(tools, kwargs.get("tool_choice"))
-        final = final_schema(kwargs.get("response_format"))
-        gamma = kwargs.get("gamma", self.gamma)
-        request = Request(
-            prompt=chat.render(to_chat(messages), tools),
-            params=self._params(kwargs, stop),
-            grammar=chat.answer_grammar(
-                offered,
-                required=required,
-                parallel=MAX_PARALLEL_CALLS if kwargs.get("parallel_tool_calls") else 1,
-                final=final,
-            ),
-            n=kwargs.get("n", self.n),
-            gamma=None if gamma == "auto" else gamma,
-            acceptance=kwargs.get("acceptance", self.acceptance),
-        )
-        parser = functools.partial(AnswerParser, chat.dialect.form, begins_with_call=final is not None)
-        return _Prepared(engine, request, parser if offered else None)
+    def _prepare(self, messages: list[BaseMessage], stop: list[str] | None, kwargs: dict[str, Any]) -> Prepared:
+        """A call as a request."""
+        check_keywords(kwargs)
+        stops = self.stop if stop is None else stop
+        return prepare(self._engine, messages, self._settings(kwargs), stops, kwargs, self.dialect)
 
-    def _params(self, kwargs: dict[str, Any], stop: list[str] | None) -> SamplingParams:
-        settings = {name: kwargs.get(name, getattr(self, name)) for name in SAMPLING}
-        # The model's own probabilities: those of a greedy law would all be 1.
-        return SamplingParams(**settings, stop=tuple(self.stop if stop is None else stop), raw_logprobs=True)
-
-
-@dataclass(frozen=True)
-class _Prepared:
-    """A call on its way to the engine; ``parser`` is set where its answer may hold tool calls."""
-
-    engine: LocalEngine
-    request: Request
-    parser: Callable[[], AnswerParser] | None
-
-    def makers(self, model_name: str) -> list[ChunkMaker]:
-        """One per sample."""
-        return [
-            ChunkMaker(model_name, self.parser() if self.parser else None, self.engine.tokenizer.decode)
-            for _ in range(self.request.n)
-        ]
-
-
-def _shown(maker: ChunkMaker, delta: Delta) -> Iterator[ChatGenerationChunk]:
-    """A delta's chunk, unless there is nothing in it (its text may be the beginning of a call)."""
-    message = maker.chunk(delta)
-    if message.content or message.chunk_position == "last":
-        info = {"finish_reason": message.response_metadata["finish_reason"]} if message.chunk_position else None
-        yield ChatGenerationChunk(message=message, generation_info=info)
+    def _settings(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Settings of a call: its own, or else the model's."""
+        return {name: kwargs.get(name, getattr(self, name)) for name in SETTINGS}

@@ -17,7 +17,7 @@ from langchain_core.runnables import Runnable, RunnableLambda, RunnableMap, Runn
 from langchain_core.utils.function_calling import convert_to_json_schema
 from langchain_core.utils.pydantic import is_basemodel_subclass
 
-from agentspec import ContextOverflowError, InvalidRequestError
+from agentspec import ContextOverflowError, Delta, InvalidRequestError
 
 
 def chosen_tools(tools: list[dict[str, Any]], choice: Any) -> tuple[list[dict[str, Any]], bool]:
@@ -132,6 +132,17 @@ def core_errors() -> Iterator[None]:
         yield
     except ContextOverflowError as error:
         raise PromptTooLongError(str(error)) from error
+
+
+def expect_valid(delta: Delta) -> Delta:
+    """The delta.
+
+    Raises:
+        OutputParserException: where it ends a text that does not satisfy its schema.
+    """
+    if delta.invalid is not None:
+        raise OutputParserException(f"The answer does not satisfy its schema: {delta.invalid}", llm_output=delta.text)
+    return delta
 
 
 class WholeJsonParser(JsonOutputParser):

@@ -12,7 +12,7 @@ from langchain_core.messages.tool import ToolCallChunk, tool_call_chunk
 from langchain_core.outputs import ChatGeneration, ChatResult
 
 from agentspec import Delta, FinishReason, InvalidRequestError, StepStats, TokenLogprob
-from agentspec.chat import AnswerParser, ToolCall
+from agentspec.chat import Parser, Piece, ToolCall
 
 ROLES = {"human": "user", "system": "system", "ai": "assistant", "tool": "tool", "function": "tool"}
 TEXTLESS_BLOCKS = {"tool_call", "tool_use", "tool_call_chunk", "invalid_tool_call", "reasoning", "thinking"}
@@ -40,6 +40,8 @@ def _to_chat(message: BaseMessage) -> dict[str, Any]:
             {"id": call["id"], "type": "function", "function": {"name": call["name"], "arguments": call["args"]}}
             for call in message.tool_calls
         ]
+    if isinstance(message, AIMessage) and (reasoning := _reasoning(message)):
+        chat["reasoning_content"] = reasoning
     if isinstance(message, ToolMessage):
         chat["tool_call_id"] = message.tool_call_id
     if isinstance(message, ToolMessage | FunctionMessage) and message.name:
@@ -60,16 +62,27 @@ def _text(message: BaseMessage) -> str:
     return "\n".join(pieces)
 
 
+def _reasoning(message: AIMessage) -> str:
+    """The thought before an answer, as this and other integrations keep it."""
+    kept = message.additional_kwargs.get("reasoning_content")
+    if isinstance(kept, str):
+        return kept
+    blocks = [block for block in message.content if isinstance(block, dict)]
+    return "\n".join(
+        str(block[kind]) for block in blocks if (kind := block.get("type")) == "reasoning" and kind in block
+    )
+
+
 class ChunkMaker:
     """Makes a sample's message chunks of its deltas; their sum is the message.
 
     Args:
         model_name: for the response's metadata.
-        parser: takes calls out of the text; None where no tools are offered.
+        parser: takes reasoning and calls out of the text; None where there can be none.
         decode: ids to text, for log-probabilities.
     """
 
-    def __init__(self, model_name: str, parser: AnswerParser | None, decode: Callable[[list[int]], str]) -> None:
+    def __init__(self, model_name: str, parser: Parser | None, decode: Callable[[list[int]], str]) -> None:
         self._model_name = model_name
         self._decode = decode
         self._parser = parser
@@ -78,12 +91,13 @@ class ChunkMaker:
     def chunk(self, delta: Delta) -> AIMessageChunk:
         """The chunk of one delta; the last one carries calls, usage and metadata."""
         self._logprobs += delta.logprobs
-        text = self._parser.push(delta.text) if self._parser else delta.text
+        piece = self._parser.push(delta.text) if self._parser else Piece(delta.text)
         if delta.finish_reason is None or delta.stats is None:
-            return AIMessageChunk(content=text)
-        rest, calls = self._parser.finish() if self._parser else ("", [])
+            return AIMessageChunk(content=piece.text, additional_kwargs=_thought(piece.reasoning))
+        rest, calls = self._parser.finish() if self._parser else (Piece(), [])
         return AIMessageChunk(
-            content=text + rest,
+            content=piece.text + rest.text,
+            additional_kwargs=_thought(piece.reasoning + rest.reasoning),
             tool_call_chunks=[_call_chunk(index, call) for index, call in enumerate(calls)],
             usage_metadata=_usage(delta.stats),
             response_metadata=self._metadata(_finish_reason(delta.finish_reason, calls), delta.stats),
@@ -112,12 +126,17 @@ class ChunkMaker:
         }
 
 
+def _thought(text: str) -> dict[str, Any]:
+    return {"reasoning_content": text} if text else {}
+
+
 def to_message(chunks: Iterable[AIMessageChunk]) -> AIMessage:
     """The message that chunks add up to."""
     first, *others = chunks
     whole = first.__add__(others) if others else first
     return AIMessage(
         content=whole.content,
+        additional_kwargs=whole.additional_kwargs,
         tool_calls=whole.tool_calls,
         invalid_tool_calls=whole.invalid_tool_calls,
         usage_metadata=whole.usage_metadata,
@@ -127,7 +146,7 @@ def to_message(chunks: Iterable[AIMessageChunk]) -> AIMessage:
 
 def _call_chunk(index: int, call: ToolCall) -> ToolCallChunk:
     """A call in one piece. Of a call cut short the raw text is kept, which reads as an invalid call."""
-    return tool_call_chunk(name=call.name, args=call.arguments, id=f"call_{uuid.uuid4().hex}", index=index)
+    return tool_call_chunk(name=call.name, args=call.arguments, id=call.id or f"call_{uuid.uuid4().hex}", index=index)
 
 
 def _finish_reason(reason: FinishReason, calls: list[ToolCall]) -> str:

@@ -1,0 +1,305 @@
+"""How families of models write tool calls and thoughts: as text, as rules of a grammar, as a pattern to read back."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from string import Formatter
+from typing import Any
+
+from agentspec.errors import GrammarError
+
+JSON_FORM = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+"""JSON is written as ``json.dumps`` and chat templates write it, with fixed separators: most structural tokens are then
+forced, no model can loop in white space, and the next turn of a conversation renders to the same ids."""
+
+ANY_TEXT = "/(.|\\n)*/"
+
+
+def to_json(value: Any) -> str:
+    """JSON in the one form in which it is written everywhere here: ``", "``, ``": "``, raw UTF-8."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+@dataclass(frozen=True)
+class CallForm:
+    """How a family of models writes tool calls: ``opener``, calls with ``between`` between them, ``end``.
+
+    A call is ``before_arguments``, the arguments as JSON, and ``closer``. In these two ``{name}`` stands for the tool's
+    name as a JSON string, ``{raw_name}`` for the bare name, ``{id}`` for the nine letters or digits of the call's id.
+
+    Args:
+        opener: what free text cannot hold, for calls begin there.
+        before_arguments: of every call.
+        closer: of every call.
+        between: what stands between parallel calls; None where an answer holds one call at most.
+        end: what stands behind the last call.
+        after_text: what stands between free text and the opener.
+        object_keys: where an answer that calls is one JSON object and nothing else, its keys for name and arguments.
+        special: the parts of the above that are special tokens of the tokenizer, with their ids.
+    """
+
+    opener: str = "<tool_call>"
+    before_arguments: str = '\n{{"name": {name}, "arguments": '
+    closer: str = "}}\n</tool_call>"
+    between: str | None = "\n<tool_call>"
+    end: str = ""
+    after_text: str = "\n"
+    object_keys: tuple[str, str] | None = None
+    special: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def opens_anywhere(self) -> bool:
+        """Whether calls may follow free text; otherwise a call is the whole answer."""
+        return self.object_keys is None
+
+    def calls(self, calls: Iterable[tuple[str, dict[str, Any], str | None]]) -> str:
+        """Calls of ``(name, arguments, id)``, exactly as a model is made to write them."""
+        written = [
+            "".join(
+                template.format(name=to_json(name), raw_name=name, id=call_id) + value
+                for template, value in ((self.before_arguments, to_json(arguments)), (self.closer, ""))
+            )
+            for name, arguments, call_id in calls
+        ]
+        return self.opener + (self.between or "").join(written) + self.end
+
+    def call(self, name: str, arguments: dict[str, Any], call_id: str | None = None) -> str:
+        """One call."""
+        return self.calls([(name, arguments, call_id)])
+
+    def check_name(self, name: str) -> None:
+        """Make sure that a call of this tool reads back as it was written.
+
+        Raises:
+            GrammarError: for a name that this form cannot write.
+        """
+        illegal = r"[^\w.\-]" if "{raw_name}" in self.before_arguments else r'["\\\x00-\x1f]'
+        if not name or re.search(illegal, name):
+            expected = "letters, digits, _, . and -" if "{raw_name}" in self.before_arguments else "no quotes, no \\"
+            raise GrammarError(f"This model's form of calls cannot write the tool name {name!r}; expected {expected}.")
+
+    def literal(self, text: str) -> str:
+        """A text as a sequence of Lark terms, special tokens by their ids."""
+        ids = dict(self.special)
+        marks = "|".join(re.escape(mark) for mark in sorted(ids, key=len, reverse=True))
+        parts = re.split(f"({marks})", text) if marks else [text]
+        return " ".join(f"<[{ids[part]}]>" if part in ids else to_json(part) for part in parts if part)
+
+    def rule(self, template: str, name: str) -> str:
+        """``before_arguments`` or ``closer`` as Lark terms."""
+        return " ".join(self._terms(template, name))
+
+    def _terms(self, template: str, name: str) -> Iterator[str]:
+        fields = {"name": to_json(name), "raw_name": name}
+        text = ""
+        for literal, field, _, _ in Formatter().parse(template):
+            text += literal + fields.get(field or "", "")
+            if field == "id":
+                yield from (self.literal(text), "CALL_ID")
+                text = ""
+        yield self.literal(text)
+
+    @cached_property
+    def head_pattern(self) -> re.Pattern[str]:
+        """Matches ``before_arguments``; groups ``name`` (JSON), ``raw_name``, ``id``."""
+        return _pattern(self.before_arguments)
+
+    @cached_property
+    def closer_pattern(self) -> re.Pattern[str]:
+        """Matches ``closer``."""
+        return _pattern(self.closer)
+
+
+_FIELDS = {
+    "name": r'(?P<name>"(?:[^"\\]|\\.)*")',
+    "raw_name": r"(?P<raw_name>[\w.\-]+)",
+    "id": r"(?P<id>[a-zA-Z0-9]{9})",
+}
+
+
+def _pattern(template: str) -> re.Pattern[str]:
+    parts = Formatter().parse(template)
+    return re.compile("".join(re.escape(literal) + _FIELDS.get(field or "", "") for literal, field, _, _ in parts))
+
+
+HERMES = CallForm()
+
+
+@dataclass(frozen=True)
+class Thought:
+    """How a reasoning model thinks before it answers.
+
+    Args:
+        opener: what the model may begin its answer with; "" where the prompt has begun the thought already.
+        end: ends the thought.
+        gap: stands between the end and the answer.
+        closing: is written to end a thought whose budget is used up.
+    """
+
+    opener: str = "<think>\n"
+    end: str = "</think>"
+    gap: str = "\n\n"
+    closing: str = "\n</think>"
+
+
+def answers(
+    tools: Sequence[dict[str, Any]],
+    *,
+    required: bool,
+    parallel: int,
+    final: dict[str, Any] | bool | None,
+    form: CallForm,
+    thought: Thought | None,
+) -> str:
+    """The Lark grammar of an assistant's answers; see ``Grammar.tools``."""
+    rules = dict(_tool_rules(tools, form))
+    calls = f"calls {form.literal(form.end)}".strip()
+    if rules:
+        rules["CALL_ID"] = "/[a-zA-Z0-9]{9}/"
+        count = parallel if form.between is not None else 1
+        more = f" ({form.literal(form.between or '')} call){{0,{count - 1}}}" if count > 1 else ""
+        rules |= {"call": " | ".join(name for name in rules if name.startswith("tool_")), "calls": f"call{more}"}
+    rules["TEXT"] = ANY_TEXT
+    opened = f"{form.literal(form.opener)} {calls}"
+    if tools and required:
+        rules["answer"] = opened
+    elif final is not None:
+        called = [] if not tools else [opened] if form.object_keys is None else _as_objects(tools, form.object_keys)
+        rules["answer"] = " | ".join([f"%json {_in_json_form(closed(final))}", *called])
+    elif not tools:
+        rules["answer"] = "TEXT"
+    elif form.opens_anywhere:
+        rules |= {"answer": f"TEXT | opened {calls}", **_up_to("opened", form.opener, form)}
+    else:
+        # What begins like a call is one.
+        rules |= {"answer": f"PLAIN | {opened}", "PLAIN": f"{ANY_TEXT} & ~/{_regex(form.opener)}(.|\\n)*/"}
+    rules["start"] = "answer"
+    if thought is not None:
+        rules |= _thinking(thought, form, calls if tools and form.opens_anywhere else None)
+    return "".join(f"{name}: {rule}\n" for name, rule in rules.items())
+
+
+def _thinking(thought: Thought, form: CallForm, calls: str | None) -> dict[str, str]:
+    """Free text up to the end marker, or to a call, which ends a thought too; then the answer."""
+    rules = _up_to("thought", thought.end, form)
+    thinks = f"thought {form.literal(thought.gap)} answer"
+    if calls is not None:
+        thinks += f" | interrupted {calls}"
+        rules |= _up_to("interrupted", form.opener, form)
+    start = f"answer | {form.literal(thought.opener)} thinking" if thought.opener else "thinking"
+    return {**rules, "thinking": thinks, "start": start}
+
+
+def _up_to(name: str, mark: str, form: CallForm) -> dict[str, str]:
+    """Rules for any text up to and with the first of a mark, be it a special token or spelled out."""
+    if form.literal(mark) == to_json(mark):
+        return {f"{name}[lazy]": f"TEXT {to_json(mark)}"}
+    spelled = f"spelled_{name}"
+    return {name: f"TEXT {form.literal(mark)} | {spelled}", f"{spelled}[lazy]": f"TEXT {to_json(mark)}"}
+
+
+def _regex(text: str) -> str:
+    """A literal text within a regular expression of Lark."""
+    return re.sub(r"([^\w\s<>\"':,=!;&%@#~`-])", r"\\\1", text).replace("/", "\\/").replace("\n", "\\n")
+
+
+def _tool_rules(tools: Sequence[dict[str, Any]], form: CallForm) -> Iterator[tuple[str, str]]:
+    for index, tool in enumerate(tools):
+        name = tool["function"]["name"]
+        form.check_name(name)
+        head, closer = form.rule(form.before_arguments, name), form.rule(form.closer, name)
+        yield f"tool_{index}", f"{head} %json {_in_json_form(_arguments(tool))} {closer}".strip()
+
+
+def _as_objects(tools: Sequence[dict[str, Any]], keys: tuple[str, str]) -> list[str]:
+    """Calls as JSON objects: beside other JSON, for llguidance would take its beginning for that of a call."""
+    terms = []
+    for tool in tools:
+        arguments = _arguments(tool)
+        shared: dict[str, Any] = {key: arguments.pop(key) for key in ("$defs", "definitions") if key in arguments}
+        call = {
+            "type": "object",
+            "properties": {keys[0]: {"const": tool["function"]["name"]}, keys[1]: arguments},
+            "required": list(keys),
+            "additionalProperties": False,
+        }
+        terms.append(f"%json {_in_json_form({**shared, **call})}")
+    return terms
+
+
+def _in_json_form(schema: dict[str, Any] | bool) -> str:
+    """A JSON Schema for llguidance, its instances written in our form."""
+    if isinstance(schema, bool):
+        return to_json(schema)
+    return to_json({**without_unknown_formats(schema), "x-guidance": JSON_FORM})
+
+
+FORMATS = frozenset(
+    (
+        *("date-time", "date", "time", "duration", "email", "idn-email", "hostname", "idn-hostname", "ipv4", "ipv6"),
+        *("uri", "uri-reference", "iri", "iri-reference", "uuid", "uri-template"),
+        *("json-pointer", "relative-json-pointer", "regex"),
+    )
+)
+"""The formats of JSON Schema (draft 2020-12, validation, section 7.3)."""
+
+
+def without_unknown_formats(schema: Any) -> Any:
+    """A schema without formats that JSON Schema does not define ("int32", "password"): they assert nothing."""
+    if isinstance(schema, list):
+        return [without_unknown_formats(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: value if key in ("const", "enum", "default", "examples") else without_unknown_formats(value)
+        for key, value in schema.items()
+        if not (key == "format" and isinstance(value, str) and value not in FORMATS)
+    }
+
+
+def _arguments(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool's parameters as the schema of its arguments."""
+    schema: dict[str, Any] = closed({"type": "object", **(tool["function"].get("parameters") or {})})
+    if schema.get("properties") or schema.keys() & _SAYS_WHAT_ELSE:
+        return schema
+    return {**schema, "additionalProperties": False}
+
+
+def closed(schema: Any) -> Any:
+    """A schema whose objects hold the properties they name and no others, where it leaves that open.
+
+    A model has nothing to put into properties that are not there, and a small one does not stop inventing them. Every
+    value of the closed schema is one of the open schema too. Objects that say what else they may hold, or that are put
+    together of parts, stay as they are.
+    """
+    if not isinstance(schema, dict) or "allOf" in to_json(schema):
+        return schema
+    inner = {
+        **{key: closed(schema[key]) for key in ("items",) if key in schema},
+        **{key: [closed(part) for part in schema[key]] for key in ("anyOf", "prefixItems") if key in schema},
+        **{key: _closed_values(schema[key]) for key in ("properties", "$defs", "definitions") if key in schema},
+    }
+    is_open = schema.get("properties") and not schema.keys() & _SAYS_WHAT_ELSE
+    return {**schema, **inner, **({"additionalProperties": False} if is_open else {})}
+
+
+_SAYS_WHAT_ELSE = {
+    "additionalProperties",
+    "unevaluatedProperties",
+    "patternProperties",
+    "propertyNames",
+    "dependentSchemas",
+    "anyOf",
+    "oneOf",
+    "not",
+    "if",
+    "$ref",
+}
+
+
+def _closed_values(schemas: Any) -> Any:
+    return {name: closed(part) for name, part in schemas.items()} if isinstance(schemas, dict) else schemas

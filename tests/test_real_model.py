@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,7 @@ from agentspec import (
     SpeculativeDecoder,
 )
 from agentspec.chat import AnswerParser, ChatFormat
+from agentspec.sampling import warp
 
 pytestmark = pytest.mark.embedded
 
@@ -120,7 +124,7 @@ def test_every_finished_tool_call_validates(
     finished = 0
     for row, samples in zip(rows, engine.generate(requests), strict=True):
         parser = AnswerParser(chat.form)
-        assert parser.push(samples[0].text) == ""
+        assert parser.push(samples[0].text).text == ""
         _, [call] = parser.finish()
         assert call.is_complete == (samples[0].finish_reason == "stop")
         if call.is_complete:
@@ -162,3 +166,68 @@ def test_the_next_turn_finds_the_last_one_in_the_cache(
     [[again]] = engine.generate([Request(prompt, SamplingParams(temperature=0, max_tokens=4))])
     assert again.stats.cached_tokens >= len(chat.render(first)) + len(answer.tokens) - 1
     assert prompt[: len(chat.render(first)) + len(answer.tokens)] == chat.render(first) + list(answer.tokens)
+
+
+@pytest.mark.parametrize("template", [None, "qwen", "qwen3"])
+def test_the_turn_behind_a_tool_call_finds_all_of_it_in_the_cache(
+    engine: LocalEngine, embedded_model: tuple[CausalLM, Any], template: str | None
+) -> None:
+    """A call is written as the template renders it back, so the next turn reads no token of it again."""
+    tokenizer = copy.copy(embedded_model[1])
+    if template is not None:
+        tokenizer.chat_template = (Path(__file__).parent / "templates" / f"{template}.jinja").read_text()
+    chat = ChatFormat(tokenizer)
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    tools = [{"type": "function", "function": {"name": "get_weather", "description": "", "parameters": parameters}}]
+    history: list[dict[str, Any]] = [{"role": "user", "content": "Weather in Paris?"}]
+    prompt = chat.render(history, tools)
+    grammar = chat.answer_grammar(tools, required=True)
+    [[answer]] = engine.generate([Request(prompt, SamplingParams(temperature=0, max_tokens=60), grammar)])
+    parser = chat.parser(prompt, tools)
+    parser.push(answer.text)
+    _, [call] = parser.finish()
+    function = {"name": call.name, "arguments": json.loads(call.arguments)}
+    message = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+    history.append({**message, "token_ids": chat.own_ids(answer.text, answer.tokens)})
+    history.append({"role": "tool", "content": "sunny"})
+    [[again]] = engine.generate([Request(chat.render(history, tools), SamplingParams(temperature=0, max_tokens=2))])
+    # The last token of an answer is never fed to the model that said it.
+    assert again.stats.cached_tokens >= len(prompt) + len(answer.tokens) - 1
+
+
+class Blurred:
+    """A draft that is often right and often wrong: the target's own scores, flattened."""
+
+    def __init__(self, target: CausalLM) -> None:
+        self._target = target
+        self.vocab_size = target.vocab_size
+
+    def next_logits(self, contexts: list[list[int]], last: list[int]) -> torch.Tensor:
+        return 0.5 * self._target.next_logits(contexts, last)
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 1.2, "top_k": 4}, {"temperature": 0.9, "top_p": 0.6, "top_k": 8}])
+def test_drawn_texts_have_the_law_of_the_model(embedded_model: tuple[CausalLM, Any], settings: dict[str, Any]) -> None:
+    """Chi-square over all pairs of tokens, 320 samples, the law computed token by token without a drafter."""
+    target, tokenizer = embedded_model
+    params = SamplingParams(**settings, max_tokens=2)
+    prompt = tokenizer.encode("My favourite animal is the")
+    engine = LocalEngine(SpeculativeDecoder(target, ModelDrafter(Blurred(target)), gamma=2), tokenizer, end_tokens=())
+    [samples] = engine.generate([Request(prompt, dataclasses.replace(params, seed=5), n=320)])
+    engine.close()
+    assert 0.2 < sum(s.stats.accepted_tokens for s in samples) / sum(s.stats.drafted_tokens for s in samples) < 0.95
+    first = warp(target.next_logits([prompt], [1]), [params])[0, 0]
+    law = {}
+    for one in first.nonzero().flatten().tolist():
+        second = warp(target.next_logits([[*prompt, one]], [1]), [params])[0, 0]
+        law |= {(one, two): float(first[one] * second[two]) for two in second.nonzero().flatten().tolist()}
+    found = Counter(sample.tokens for sample in samples)
+    assert found.keys() <= law.keys()
+    common = [pair for pair, p in law.items() if p * len(samples) >= 5]
+    cells = [(found[pair], law[pair] * len(samples)) for pair in common]
+    rest = sum(found.values()) - sum(count for count, _ in cells), len(samples) - sum(mean for _, mean in cells)
+    statistic = sum((count - mean) ** 2 / mean for count, mean in [*cells, rest] if mean > 1e-9)
+    degrees = len(cells)
+    assert degrees >= 4
+    # The 99.99 % point by Wilson and Hilferty.
+    assert statistic < degrees * (1 - 2 / (9 * degrees) + 3.72 * (2 / (9 * degrees)) ** 0.5) ** 3

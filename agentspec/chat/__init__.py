@@ -50,6 +50,9 @@ class ChatFormat:
     def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = (), **settings: Any) -> list[int]:
         """The prompt ids of a conversation, up to where the assistant answers.
 
+        A message of the assistant may carry ``token_ids``, those in which it was said (``own_ids``): they go into the
+        prompt as they are, where the template renders the message as it was said.
+
         Args:
             messages: of the conversation.
             tools: that the model is told of.
@@ -60,16 +63,45 @@ class ChatFormat:
         """
         if not messages:
             raise InvalidRequestError("The conversation is empty; expected at least one message.")
+        text = self._text(messages, tools, settings)
+        said = [message["token_ids"] for message in messages if message.get("token_ids")]
+        if not said:
+            return self._ids(text)
+        opening = text.removeprefix(self._text(messages, tools, {**settings, "add_generation_prompt": False}))
+        prompt: list[int] = []
+        at = 0
+        for ids in said:
+            answer = self._tokenizer.decode(ids)
+            begin = text.find(opening + answer, at) + len(opening)
+            if begin >= len(opening):
+                prompt += [*self._ids(text[at:begin]), *ids]
+                at = begin + len(answer)
+        return prompt + self._ids(text[at:])
+
+    def own_ids(self, text: str, tokens: Sequence[int]) -> list[int] | None:
+        """The ids in which a text was said, where its encoding would be others; without an end token behind it.
+
+        A model may cut a text into tokens in its own way. With its ids in the history the next turn reads what was
+        said, and finds all of it in the cache.
+        """
+        for ids in (list(tokens), list(tokens[:-1])):
+            if self._tokenizer.decode(ids) == text:
+                return None if self._ids(text) == ids else ids
+        return None
+
+    def _text(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], settings: dict[str, Any]) -> str:
         try:
-            text = self._tokenizer.apply_chat_template(
+            text: str = self._tokenizer.apply_chat_template(
                 self.dialect.messages(messages, tools),
                 tools=list(tools) if tools and self.dialect.marks else None,
                 tokenize=False,
-                add_generation_prompt=True,
-                **settings,
+                **{"add_generation_prompt": True, **settings},
             )
         except Exception as error:  # templates raise whatever their authors chose
             raise InvalidRequestError(f"The model's chat template refused the messages: {error}") from error
+        return text
+
+    def _ids(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
 

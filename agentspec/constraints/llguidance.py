@@ -47,9 +47,13 @@ class Compiler:
         matcher = llguidance.LLMatcher(self._tokenizer, source, log_level=0)
         if matcher.is_error():
             raise GrammarError(f"The {grammar.kind} grammar cannot be compiled: {_reason(matcher)}")
-        # The first mask is computed here, so that a language without a text is found before any token.
-        if not matcher.is_accepting() and not _has_first_token(LLGuidanceMatcher(matcher.deep_copy(), self._tokenizer)):
+        # A first step is tried here, so that a language without a text is found before any token.
+        first = LLGuidanceMatcher(matcher.deep_copy(), self._tokenizer)
+        token = _first_token(first)
+        if token is None and not matcher.is_accepting():
             raise GrammarError(f"The {grammar.kind} grammar has no first token in this vocabulary; nothing matches it.")
+        if token is not None:
+            _expect_rewind(first, token)
         return matcher
 
 
@@ -148,11 +152,21 @@ class LLGuidanceMatcher:
             raise GrammarError(f"The grammar engine failed: {_reason(self._matcher)}")
 
 
-def _has_first_token(matcher: LLGuidanceMatcher) -> bool:
+def _first_token(matcher: LLGuidanceMatcher) -> int | None:
     try:
-        return bool(matcher.allowed().any())
+        legal = matcher.allowed().nonzero()
     except GrammarError:  # llguidance may notice a dead end only while it computes the mask
-        return False
+        return None
+    return int(legal[0]) if len(legal) else None
+
+
+def _expect_rewind(matcher: LLGuidanceMatcher, token: int) -> None:
+    """Make sure that a drafted token can be taken back; lexemes with ``max_tokens`` or ``stop`` cannot."""
+    try:
+        matcher.advance(token)
+        matcher.rewind(1)
+    except GrammarError as error:
+        raise GrammarError(f"The grammar cannot rewind, which speculative decoding needs: {error}") from error
 
 
 def _reason(matcher: llguidance.LLMatcher) -> str:

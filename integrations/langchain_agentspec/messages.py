@@ -42,6 +42,8 @@ def _to_chat(message: BaseMessage) -> dict[str, Any]:
         ]
     if isinstance(message, AIMessage) and (reasoning := _reasoning(message)):
         chat["reasoning_content"] = reasoning
+    if isinstance(message, AIMessage) and (ids := message.response_metadata.get("agentspec", {}).get("token_ids")):
+        chat["token_ids"] = ids
     if isinstance(message, ToolMessage):
         chat["tool_call_id"] = message.tool_call_id
     if isinstance(message, ToolMessage | FunctionMessage) and message.name:
@@ -80,17 +82,29 @@ class ChunkMaker:
         model_name: for the response's metadata.
         parser: takes reasoning and calls out of the text; None where there can be none.
         decode: ids to text, for log-probabilities.
+        own_ids: the ids of a text that was said in these tokens, where they are to be kept (``ChatFormat.own_ids``).
     """
 
-    def __init__(self, model_name: str, parser: Parser | None, decode: Callable[[list[int]], str]) -> None:
+    def __init__(
+        self,
+        model_name: str,
+        parser: Parser | None,
+        decode: Callable[[list[int]], str],
+        own_ids: Callable[[str, list[int]], list[int] | None],
+    ) -> None:
         self._model_name = model_name
         self._decode = decode
+        self._own_ids = own_ids
         self._parser = parser
+        self._text = ""
+        self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
 
     def chunk(self, delta: Delta) -> AIMessageChunk:
         """The chunk of one delta; the last one carries calls, usage and metadata."""
         self._logprobs += delta.logprobs
+        self._text += delta.text
+        self._tokens += delta.tokens
         piece = self._parser.push(delta.text) if self._parser else Piece(delta.text)
         if delta.finish_reason is None or delta.stats is None:
             return AIMessageChunk(content=piece.text, additional_kwargs=_thought(piece.reasoning))
@@ -105,11 +119,12 @@ class ChunkMaker:
         )
 
     def _metadata(self, finish_reason: str, stats: StepStats) -> dict[str, Any]:
-        metadata = {
+        ids = self._own_ids(self._text, self._tokens)
+        metadata: dict[str, Any] = {
             "finish_reason": finish_reason,
             "model_name": self._model_name,
             "model_provider": "agentspec",
-            "agentspec": stats.to_dict(),
+            "agentspec": stats.to_dict() | ({"token_ids": ids} if ids else {}),
         }
         if self._logprobs:
             metadata["logprobs"] = {"content": [self._logprob(entry) for entry in self._logprobs]}

@@ -32,13 +32,16 @@ class Prepared:
     """A call on its way to the engine; ``parser`` is set where its answer may hold thoughts or tool calls."""
 
     engine: LocalEngine
+    chat: ChatFormat
     request: Request
     parser: Callable[[], Parser] | None
 
     def makers(self, model_name: str) -> list[ChunkMaker]:
         """One per sample."""
         return [
-            ChunkMaker(model_name, self.parser() if self.parser else None, self.engine.tokenizer.decode)
+            ChunkMaker(
+                model_name, self.parser() if self.parser else None, self.engine.tokenizer.decode, self.chat.own_ids
+            )
             for _ in range(self.request.n)
         ]
 
@@ -102,7 +105,7 @@ def prepare(
         validate=settings["validate_output"] and grammar is not None and grammar.kind == "json_schema",
     )
     parser = functools.partial(chat.parser, prompt, offered, has_final=final is not None, thought=thought)
-    return Prepared(engine, request, parser if offered or thought else None)
+    return Prepared(engine, chat, request, parser if offered or thought else None)
 
 
 def sampling(settings: Mapping[str, Any], stop: Sequence[str], *, shows_special_tokens: bool = False) -> SamplingParams:

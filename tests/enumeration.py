@@ -315,6 +315,7 @@ def drafters(target: TableModel, draft: TableModel) -> dict[str, Drafter]:
         "none": NoDrafter(),
         "model": ModelDrafter(draft),
         "self": ModelDrafter(target),
+        "unmasked": ModelDrafter(draft, masked=False),
         "lookup": PromptLookupDrafter(min_ngram=1),
         "cascade": Cascade([PromptLookupDrafter(min_ngram=2), ModelDrafter(draft)]),
         "forced": Cascade(),

@@ -8,7 +8,7 @@ from agentspec.drafters import Draft, Drafter
 from agentspec.drafters.cascade import Cascade
 from agentspec.drafters.lookup import PromptLookupDrafter
 from agentspec.drafters.model import ModelDrafter
-from agentspec.engine import Completion, Engine, LocalEngine, Request
+from agentspec.engine import Engine, LocalEngine
 from agentspec.errors import (
     AgentSpecError,
     ContextOverflowError,
@@ -17,10 +17,12 @@ from agentspec.errors import (
     IncompatiblePairError,
     InvalidRequestError,
     ModelLoadError,
+    RequestTimeoutError,
 )
 from agentspec.grammar import Grammar
 from agentspec.models import LanguageModel
 from agentspec.models.causal_lm import CausalLM
+from agentspec.request import Completion, Request
 from agentspec.sampling import SamplingParams
 from agentspec.scheduler import Delta
 from agentspec.sequence import Batch, FinishReason, Sequence, TokenLogprob
@@ -52,6 +54,7 @@ __all__ = [
     "ModelLoadError",
     "PromptLookupDrafter",
     "Request",
+    "RequestTimeoutError",
     "SamplingParams",
     "Sequence",
     "SpeculativeDecoder",

@@ -4,93 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import operator
 import queue
 import weakref
-from collections import defaultdict
 from collections.abc import AsyncIterator, Collection, Iterator
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from agentspec.constraints import Grammar, GrammarCompiler, GrammarEngine, Matcher, begin, compiler
+from agentspec.constraints import GrammarCompiler, GrammarEngine, Matcher, begin, compiler
 from agentspec.detokenizer import Detokenizer
-from agentspec.dice import DICE, Acceptance, fresh_seed, sample_seed
+from agentspec.dice import fresh_seed, sample_seed
 from agentspec.errors import ContextOverflowError, InvalidRequestError
 from agentspec.models import CachingModel, PaddedModel, max_context
 from agentspec.models import end_tokens as model_end_tokens
+from agentspec.request import Completion, Request
 from agentspec.sampling import SamplingParams
 from agentspec.scheduler import Delta, Job, Scheduler
-from agentspec.sequence import FinishReason, Sequence, TokenLogprob
+from agentspec.sequence import Sequence
 from agentspec.speculative import SpeculativeDecoder
-from agentspec.stats import StepStats
-from agentspec.validation import validator
+from agentspec.validation import Check
 
 UNCACHED_ROWS = 64
 """Sequences that share a round of a target without a cache."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """What to decode: descriptions only, so that an engine elsewhere could serve it.
-
-    Args:
-        prompt: ids.
-        params: sampling settings and limits.
-        grammar: the language the text must be in.
-        n: number of samples.
-        gamma: tokens to draft per round, 0 for none; None for the decoder's own.
-        acceptance: None for the decoder's own.
-        grammar_engine: which makes the grammar's masks; None for the engine's own choice.
-        validate: check every finished text against the grammar's JSON Schema. What the grammar engine cannot express
-            of it is then left to this check, in place of being refused.
-    """
-
-    prompt: SequenceOf[int]
-    params: SamplingParams = field(default_factory=SamplingParams)
-    grammar: Grammar | None = None
-    n: int = 1
-    gamma: int | None = None
-    acceptance: Acceptance | None = None
-    grammar_engine: GrammarEngine | None = None
-    validate: bool = False
-
-    def __post_init__(self) -> None:
-        try:
-            object.__setattr__(self, "prompt", tuple(operator.index(i) for i in self.prompt))
-        except TypeError as error:
-            raise InvalidRequestError(f"A prompt is a sequence of token ids, got {self.prompt!r}: {error}.") from error
-        if not isinstance(self.n, int) or self.n < 1:
-            raise InvalidRequestError(f"n is the number of samples, 1 or more; got {self.n!r}.")
-        if self.gamma is not None and not (isinstance(self.gamma, int) and self.gamma >= 0):
-            raise InvalidRequestError(f"gamma is the number of tokens to draft, 0 or more; got {self.gamma!r}.")
-        if self.acceptance is not None and self.acceptance not in DICE:
-            raise InvalidRequestError(f"acceptance must be one of {sorted(DICE)}, got {self.acceptance!r}.")
-        if self.validate and (self.grammar is None or self.grammar.kind != "json_schema"):
-            raise InvalidRequestError("validate=True checks texts against a JSON Schema; the request has none.")
-
-
-@dataclass(frozen=True)
-class Completion:
-    """One finished sample.
-
-    Args:
-        index: of the sample.
-        tokens: emitted ids, the end token included.
-        text: their text, without end token and stop string; "" for an engine without a tokenizer.
-        finish_reason: why it ended.
-        logprobs: one per token; None where none were asked for.
-        stats: what the step took.
-        invalid: why the finished text does not satisfy its schema (``Request.validate``); None where it does.
-    """
-
-    index: int
-    tokens: tuple[int, ...]
-    text: str
-    finish_reason: FinishReason
-    logprobs: tuple[TokenLogprob, ...] | None
-    stats: StepStats
-    invalid: str | None = None
 
 
 class Engine(Protocol):
@@ -158,7 +92,7 @@ class LocalEngine:
             raise InvalidRequestError("generate takes a list of requests, got a single one; put it into a list.")
         prepared, checks = [self._sequences(request) for request in requests], [Check(request) for request in requests]
         boxes: list[queue.SimpleQueue[Delta | BaseException]] = [queue.SimpleQueue() for _ in requests]
-        jobs = [Job(sequences, box.put) for sequences, box in zip(prepared, boxes, strict=True)]
+        jobs = [Job(s, box.put, r.timeout_s) for r, s, box in zip(requests, prepared, boxes, strict=True)]
         try:
             for job in jobs:
                 self._scheduler.submit(job)
@@ -173,11 +107,11 @@ class LocalEngine:
         Raises:
             InvalidRequestError: for a request that cannot be served; at the call, before any compute.
         """
-        return self._stream(self._sequences(request), Check(request))
+        return self._stream(self._sequences(request), Check(request), request.timeout_s)
 
-    def _stream(self, sequences: list[Sequence], check: Check) -> Iterator[Delta]:
+    def _stream(self, sequences: list[Sequence], check: Check, timeout_s: float | None) -> Iterator[Delta]:
         box: queue.SimpleQueue[Delta | BaseException] = queue.SimpleQueue()
-        job = Job(sequences, box.put)
+        job = Job(sequences, box.put, timeout_s)
         self._scheduler.submit(job)
         try:
             unfinished = len(sequences)
@@ -203,7 +137,7 @@ class LocalEngine:
         def emit(item: Delta | BaseException) -> None:
             loop.call_soon_threadsafe(box.put_nowait, item)
 
-        job, check = Job(sequences, emit), Check(request)
+        job, check = Job(sequences, emit, request.timeout_s), Check(request)
         self._scheduler.submit(job)
         try:
             unfinished = len(sequences)
@@ -296,28 +230,6 @@ def _unwrap(item: Delta | BaseException) -> Delta:
     if isinstance(item, BaseException):
         raise item
     return item
-
-
-class Check:
-    """Compares the finished texts of a request with its JSON Schema, where that is asked for.
-
-    Raises:
-        GrammarError: for a schema that is none.
-    """
-
-    def __init__(self, request: Request) -> None:
-        wanted = request.validate and request.grammar is not None
-        self._why_invalid = validator(request.grammar.source) if wanted and request.grammar else None
-        self._texts: defaultdict[int, str] = defaultdict(str)
-
-    def __call__(self, delta: Delta) -> Delta:
-        """The delta; on a sample's last one, with what is wrong. A text cut short says so by its finish reason."""
-        if self._why_invalid is None:
-            return delta
-        self._texts[delta.index] += delta.text
-        if delta.finish_reason is not FinishReason.STOP:
-            return delta
-        return dataclasses.replace(delta, invalid=self._why_invalid(self._texts[delta.index]))
 
 
 def _collect(request: Request, box: queue.SimpleQueue[Delta | BaseException], check: Check) -> list[Completion]:

@@ -25,5 +25,13 @@ class IncompatiblePairError(AgentSpecError, ValueError):
     """Target and draft do not speak the same tokens."""
 
 
+class RequestTimeoutError(AgentSpecError, TimeoutError):
+    """The request took longer than it was given; what it held is free again."""
+
+
 class EngineClosedError(AgentSpecError, RuntimeError):
     """The engine was closed; it takes no more requests."""
+
+
+class CacheError(AgentSpecError, RuntimeError):
+    """A cache folder that others could have written to."""

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
-from agentspec.errors import EngineClosedError, InvalidRequestError
+from agentspec.errors import EngineClosedError, InvalidRequestError, RequestTimeoutError
 from agentspec.models import cached_tokens
 from agentspec.sequence import Batch, FinishReason, Sequence, TokenLogprob
 from agentspec.speculative import SpeculativeDecoder
@@ -50,9 +50,17 @@ class Job:
     Args:
         sequences: the samples of the request.
         emit: takes deltas, or the exception that ended the request; called on the worker thread.
+        timeout_s: seconds that the request may take from now on; None for no limit.
     """
 
-    def __init__(self, sequences: SequenceOf[Sequence], emit: Callable[[Delta | BaseException], None]) -> None:
+    def __init__(
+        self,
+        sequences: SequenceOf[Sequence],
+        emit: Callable[[Delta | BaseException], None],
+        timeout_s: float | None = None,
+    ) -> None:
+        self._timeout_s = timeout_s
+        self._arrived = time.perf_counter()
         self.members = [_Member(self, index, sequence) for index, sequence in enumerate(sequences)]
         self._emit = emit
         self.is_over = False
@@ -60,6 +68,16 @@ class Job:
     def cancel(self) -> None:
         """Nobody waits any more: the sequences leave before the next round. May be called from any thread."""
         self.is_over = True
+
+    def expire(self) -> None:
+        """End the request with an error where its time is up."""
+        if self._timeout_s is not None and time.perf_counter() - self._arrived > self._timeout_s:
+            emitted = sum(member.sequence.length for member in self.members)
+            self.fail(
+                RequestTimeoutError(
+                    f"The request took longer than its timeout of {self._timeout_s:g} s; {emitted} tokens were emitted."
+                )
+            )
 
     def fail(self, error: BaseException) -> None:
         """End the request with an error."""
@@ -178,6 +196,8 @@ class Scheduler:
 
     def step(self) -> None:
         """One turn of the loop: those who left leave, those who fit join, and everyone gets a round."""
+        for member in [*self._running, *self._waiting]:
+            member.job.expire()
         self._running = [m for m in self._running if not m.job.is_over]
         while self._waiting and len(self._running) < self._max_running:
             self._admit(self._waiting.popleft())

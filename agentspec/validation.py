@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
 import jsonschema
 
 from agentspec.errors import GrammarError
+from agentspec.request import Request
+from agentspec.scheduler import Delta
+from agentspec.sequence import FinishReason
 
 
 def validator(schema: str) -> Callable[[str], str | None]:
@@ -39,3 +44,25 @@ def validator(schema: str) -> Callable[[str], str | None]:
         return None if problem is None else f"{problem.json_path}: {problem.message} ({problem.validator})"
 
     return why_invalid
+
+
+class Check:
+    """Compares the finished texts of a request with its JSON Schema, where that is asked for.
+
+    Raises:
+        GrammarError: for a schema that is none.
+    """
+
+    def __init__(self, request: Request) -> None:
+        wanted = request.validate and request.grammar is not None
+        self._why_invalid = validator(request.grammar.source) if wanted and request.grammar else None
+        self._texts: defaultdict[int, str] = defaultdict(str)
+
+    def __call__(self, delta: Delta) -> Delta:
+        """The delta; on a sample's last one, with what is wrong. A text cut short says so by its finish reason."""
+        if self._why_invalid is None:
+            return delta
+        self._texts[delta.index] += delta.text
+        if delta.finish_reason is not FinishReason.STOP:
+            return delta
+        return dataclasses.replace(delta, invalid=self._why_invalid(self._texts[delta.index]))

@@ -126,6 +126,14 @@ def test_what_describes_nothing_is_refused(make: Any, message: str) -> None:
         make()
 
 
+ENDLESS = {
+    "type": "object",
+    "properties": {"next": {"$ref": "#/$defs/n"}},
+    "required": ["next"],
+    "additionalProperties": False,
+}
+
+
 @pytest.mark.parametrize(
     ("grammar", "message"),
     [
@@ -134,11 +142,26 @@ def test_what_describes_nothing_is_refused(make: Any, message: str) -> None:
         (Grammar.json_schema(False), "no value satisfies"),
         (Grammar.json_schema({"type": "object", "if": {}, "unheard_of": 1, "not": {}}), "not"),
         (Grammar.lark("start: undefined"), "undefined"),
+        (Grammar.json_schema({"$ref": "#"}), "nothing matches"),
+        (Grammar.json_schema({"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}), "nothing matches"),
+        (Grammar.json_schema({"$defs": {"n": {**ENDLESS}}, "$ref": "#/$defs/n"}), "No text has an end"),
+        (Grammar.json_schema({"$ref": "https://example.org/there.json"}), "example.org"),
+        (Grammar.json_schema({"enum": []}), "empty"),
+        (Grammar.json_schema({"type": "integer", "minimum": 5, "maximum": 3}), "minimum"),
+        (Grammar.json_schema({"type": "string", "pattern": "a(?!b)"}), "look-around"),
     ],
 )
 def test_what_no_text_can_satisfy_is_refused_before_any_token(grammars: Any, grammar: Grammar, message: str) -> None:
     with pytest.raises(GrammarError, match=message):
         grammars.matcher(grammar)
+
+
+def test_formats_that_json_schema_does_not_know_assert_nothing(grammars: Any, tokenizer: Any) -> None:
+    properties = {"format": {"type": "string", "format": "color"}, "n": {"const": {"format": "x"}}}
+    grammar = Grammar.json_schema({"type": "object", "properties": properties, "required": ["format", "n"]})
+    assert accepts(grammars, tokenizer, grammar, '{"format": "red", "n": {"format": "x"}}')
+    assert not accepts(grammars, tokenizer, grammar, '{"format": "red", "n": {}}')
+    assert not accepts(grammars, tokenizer, Grammar.json_schema({"type": "string", "format": "uuid"}), '"red"')
 
 
 def test_parallel_calls_are_bounded_and_each_is_valid(grammars: Any, tokenizer: Any) -> None:

@@ -53,7 +53,7 @@ class Compiler:
         if token is None and not matcher.is_accepting():
             raise GrammarError(f"The {grammar.kind} grammar has no first token in this vocabulary; nothing matches it.")
         if token is not None:
-            _expect_rewind(first, token)
+            _expect_way_back(first, token)
         return matcher
 
 
@@ -160,10 +160,13 @@ def _first_token(matcher: LLGuidanceMatcher) -> int | None:
     return int(legal[0]) if len(legal) else None
 
 
-def _expect_rewind(matcher: LLGuidanceMatcher, token: int) -> None:
-    """Make sure that a drafted token can be taken back; lexemes with ``max_tokens`` or ``stop`` cannot."""
+def _expect_way_back(matcher: LLGuidanceMatcher, token: int) -> None:
+    """Make sure that a drafted token can be taken back; behind lexemes with ``max_tokens`` or ``stop`` none can."""
     try:
         matcher.advance(token)
+    except GrammarError as error:
+        raise GrammarError(f"No text has an end in this grammar, or it is too large: {error}") from error
+    try:
         matcher.rewind(1)
     except GrammarError as error:
         raise GrammarError(f"The grammar cannot rewind, which speculative decoding needs: {error}") from error

@@ -37,6 +37,7 @@ def main() -> None:
     chat = ChatFormat(tokenizer)
     engines = {name: LocalEngine(SpeculativeDecoder(target, drafter), tokenizer) for name, drafter in WAYS.items()}
     calls: Counter[str] = Counter()
+    of_finished: Counter[str] = Counter()
     tokens = forced = finished = valid = differing = 0
     for row in rows:
         request = Request(
@@ -45,10 +46,12 @@ def main() -> None:
             grammar=chat.answer_grammar(row["tools"], required=True),
         )
         texts = set()
+        needed: Counter[str] = Counter()
         for name, engine in engines.items():
             [[completion]] = engine.generate([request])
-            calls[name] += completion.stats.target_calls
+            needed[name] += completion.stats.target_calls
             texts.add(completion.text)
+        calls += needed
         differing += len(texts) > 1
         tokens += len(completion.tokens)
         forced += completion.stats.forced_tokens
@@ -58,13 +61,16 @@ def main() -> None:
         if call.is_complete:
             schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in row["tools"]}
             finished += 1
+            of_finished += needed
             valid += jsonschema.Draft202012Validator(schemas[call.name]).is_valid(json.loads(call.arguments))
     print(
         f"{len(rows)} rows, {tokens} tokens, {forced} of them forced; {finished} calls finished, {valid} of them valid"
     )
     print(f"rows whose texts differ: {differing}")
-    for name, count in calls.items():
-        print(f"{name:28s} {count:6d} target calls   {count / calls['plain']:.2f} of plain")
+    for title, counts in (("all rows", calls), ("rows whose call was finished", of_finished)):
+        print(f"\n{title}")
+        for name, count in counts.items():
+            print(f"  {name:28s} {count:6d} target calls   {count / counts['plain']:.2f} of plain")
 
 
 if __name__ == "__main__":

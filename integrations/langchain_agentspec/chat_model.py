@@ -14,11 +14,9 @@ from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
-from pydantic import ConfigDict, Field, field_validator
 
-from agentspec import InvalidRequestError, LocalEngine
+from agentspec import InvalidRequestError
 from agentspec.constraints import GrammarEngine
-from agentspec.pairs import EMBEDDED, PairSpec, shared_engine
 from langchain_agentspec.forms import (
     answer_parser,
     call_parser,
@@ -29,27 +27,16 @@ from langchain_agentspec.forms import (
     structured,
 )
 from langchain_agentspec.messages import to_result
-from langchain_agentspec.request import SETTINGS, Prepared, check_keywords, prepare, sampling, shown
+from langchain_agentspec.request import BOUND, CHAT, Prepared, prepare, shown
+from langchain_agentspec.settings import STRICT, ModelSettings, check_keywords
 
 
-class ChatAgentSpec(BaseChatModel):
+class ChatAgentSpec(ModelSettings, BaseChatModel):
     """A chat model on this machine: speculative decoding, valid tool calls, an account of every second.
 
-    Nothing is loaded before the first call, and chat models of the same pair share one engine, its models and its
-    KV cache.
+    Takes the settings of ``ModelSettings`` (model, draft, temperature, seed, max_tokens, n, gamma, ...), and these.
 
     Args:
-        model: ``"embedded"`` (SmolLM2-135M-Instruct, fetched once), a directory, or a hub name.
-        draft: a smaller model with the same tokenizer; None drafts by look-up and grammar alone.
-        temperature: 0 is greedy.
-        top_p, top_k, min_p: as in ``SamplingParams``.
-        seed: same seed, same text.
-        max_tokens: the most tokens to emit.
-        stop: strings that end the text.
-        logprobs: alternatives to report beside each token, with the model's own log-probabilities; None for none.
-        n: samples per call.
-        gamma: tokens to draft per round; 0 decodes plainly; ``"auto"`` leaves it to the engine.
-        acceptance: ``"rejection"``, or ``"coupled"`` for text that does not depend on speculation.
         dialect: how calls are written (``agentspec.chat.DIALECTS``); None for what the chat template shows.
         reasoning: False asks the chat template of a reasoning model for an answer without a thought; None leaves that
             to the template.
@@ -57,55 +44,18 @@ class ChatAgentSpec(BaseChatModel):
         grammar_engine: "llguidance", "outlines", or "auto" for the first that can express what an answer may be.
         validate_output: check structured answers with ``jsonschema`` too, and leave to this check what the grammar
             engine cannot express of a schema, in place of refusing the schema.
-        device: where to compute; None for CUDA where there is one.
-        dtype: "float32", "bfloat16" or "float16"; None for float32 on CPU and bfloat16 elsewhere.
-        revision: of the model on the hub.
-        engine: an engine to use in place of the shared one; it must have a tokenizer.
 
     Example:
         ChatAgentSpec(temperature=0).bind_tools([get_weather]).invoke("What is the weather in Paris?")
     """
 
-    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+    model_config = STRICT
 
-    model: str = EMBEDDED
-    draft: str | None = None
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None
-    max_tokens: int = 512
-    stop: list[str] = Field(default_factory=list)
-    logprobs: int | None = None
-    n: int = 1
-    gamma: int | Literal["auto"] = "auto"
-    acceptance: Literal["rejection", "coupled"] = "rejection"
     dialect: str | None = None
     reasoning: bool | None = None
     thinking_budget: int | None = None
     grammar_engine: GrammarEngine = "auto"
     validate_output: bool = False
-    device: str | None = None
-    dtype: str | None = None
-    revision: str | None = None
-    engine: LocalEngine | None = Field(default=None, exclude=True, repr=False)
-
-    @field_validator("stop", mode="before")
-    @classmethod
-    def _one_stop(cls, stop: Any) -> Any:
-        return [stop] if isinstance(stop, str) else stop or []
-
-    def model_post_init(self, context: Any, /) -> None:
-        """Find wrong settings now, and not at the first call."""
-        super().model_post_init(context)
-        sampling(self._settings({}), self.stop)
-        if self.n < 1:
-            raise InvalidRequestError(f"n is the number of samples, 1 or more; got {self.n}.")
-        if self.gamma != "auto" and self.gamma < 0:
-            raise InvalidRequestError(
-                f"gamma is the number of tokens to draft, 0 or more, or 'auto'; got {self.gamma}."
-            )
 
     @property
     def _llm_type(self) -> str:
@@ -113,9 +63,12 @@ class ChatAgentSpec(BaseChatModel):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        names = ("model", "draft", *SETTINGS, "stop", "dialect", "device", "dtype", "revision")
-        # An engine of the user's own has no name: no cache may take its answers for those of another.
-        return {**{name: getattr(self, name) for name in names}, "engine": self.engine and id(self.engine)}
+        return {**self.identity(), "dialect": self.dialect}
+
+    @classmethod
+    def overridable(cls) -> tuple[str, ...]:
+        """Names of the settings that a call may override."""
+        return (*super().overridable(), *CHAT)
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         return LangSmithParams(
@@ -134,13 +87,8 @@ class ChatAgentSpec(BaseChatModel):
 
     def load(self) -> ChatAgentSpec:
         """Load the models now, and not at the first call; returns this chat model."""
-        _ = self._engine
+        self.engine_of(self.model)
         return self
-
-    def get_token_ids(self, text: str) -> list[int]:
-        """The ids of a text by the model's own tokenizer."""
-        ids: list[int] = self._engine.tokenizer.encode(text, add_special_tokens=False)
-        return ids
 
     def bind_tools(
         self,
@@ -231,7 +179,7 @@ class ChatAgentSpec(BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         call = self._prepare(messages, stop, kwargs)
-        makers = call.makers(self.model)
+        makers = call.makers()
         with core_errors():
             deltas = map(expect_valid, call.engine.stream(call.request))
             chunks = [(delta.index, makers[delta.index].chunk(delta)) for delta in deltas]
@@ -245,7 +193,7 @@ class ChatAgentSpec(BaseChatModel):
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
         call = self._prepare_stream(messages, stop, kwargs)
-        maker = call.makers(self.model)[0]
+        maker = call.makers()[0]
         with core_errors():
             for delta in call.engine.stream(call.request):
                 yield from shown(maker, expect_valid(delta))
@@ -258,7 +206,7 @@ class ChatAgentSpec(BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         call = await asyncio.to_thread(self._prepare, messages, stop, kwargs)
-        makers = call.makers(self.model)
+        makers = call.makers()
         with core_errors():
             deltas = call.engine.astream(call.request)
             chunks = [(delta.index, makers[delta.index].chunk(expect_valid(delta))) async for delta in deltas]
@@ -272,15 +220,11 @@ class ChatAgentSpec(BaseChatModel):
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
         call = await asyncio.to_thread(self._prepare_stream, messages, stop, kwargs)
-        maker = call.makers(self.model)[0]
+        maker = call.makers()[0]
         with core_errors():
             async for delta in call.engine.astream(call.request):
                 for chunk in shown(maker, expect_valid(delta)):
                     yield chunk
-
-    @property
-    def _engine(self) -> LocalEngine:
-        return self.engine or shared_engine(PairSpec(self.model, self.draft, self.device, self.dtype, self.revision))
 
     def _prepare_stream(self, messages: list[BaseMessage], stop: list[str] | None, kwargs: dict[str, Any]) -> Prepared:
         call = self._prepare(messages, stop, kwargs)
@@ -290,10 +234,7 @@ class ChatAgentSpec(BaseChatModel):
 
     def _prepare(self, messages: list[BaseMessage], stop: list[str] | None, kwargs: dict[str, Any]) -> Prepared:
         """A call as a request."""
-        check_keywords(kwargs)
+        check_keywords(kwargs, (*self.overridable(), *BOUND))
+        settings = self.settings(kwargs)
         stops = self.stop if stop is None else stop
-        return prepare(self._engine, messages, self._settings(kwargs), stops, kwargs, self.dialect)
-
-    def _settings(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Settings of a call: its own, or else the model's."""
-        return {name: kwargs.get(name, getattr(self, name)) for name in SETTINGS}
+        return prepare(self.engine_of(settings["model"]), messages, settings, stops, kwargs, self.dialect)

@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import Any
 
 from langchain_core.exceptions import ContextOverflowError as CoreContextOverflowError
-from langchain_core.exceptions import OutputParserException
+from langchain_core.exceptions import ModelTimeoutError, OutputParserException
 from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
 from langchain_core.outputs import Generation
@@ -18,6 +18,7 @@ from langchain_core.utils.function_calling import convert_to_json_schema
 from langchain_core.utils.pydantic import is_basemodel_subclass
 
 from agentspec import ContextOverflowError, Delta, InvalidRequestError
+from agentspec.errors import RequestTimeoutError
 
 
 def chosen_tools(tools: list[dict[str, Any]], choice: Any) -> tuple[list[dict[str, Any]], bool]:
@@ -125,6 +126,10 @@ class PromptTooLongError(ContextOverflowError, CoreContextOverflowError):
     """A prompt beyond the model's context, as LangChain's core names it too."""
 
 
+class CallTimeoutError(RequestTimeoutError, ModelTimeoutError):
+    """A call that took longer than its timeout, as LangChain's core names it too."""
+
+
 @contextmanager
 def core_errors() -> Iterator[None]:
     """Raise what LangChain's core has a name for under that name."""
@@ -132,6 +137,8 @@ def core_errors() -> Iterator[None]:
         yield
     except ContextOverflowError as error:
         raise PromptTooLongError(str(error)) from error
+    except RequestTimeoutError as error:
+        raise CallTimeoutError(str(error)) from error
 
 
 def expect_valid(delta: Delta) -> Delta:

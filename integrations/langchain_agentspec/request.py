@@ -10,15 +10,14 @@ from typing import Any
 from langchain_core.messages import BaseMessage
 from langchain_core.outputs import ChatGenerationChunk
 
-from agentspec import Delta, InvalidRequestError, LocalEngine, Request, SamplingParams
+from agentspec import Delta, LocalEngine, Request
 from agentspec.chat import ChatFormat, Parser
 from langchain_agentspec.forms import chosen_tools, final_schema
 from langchain_agentspec.messages import ChunkMaker, to_chat
+from langchain_agentspec.settings import decoding, sampling
 
-SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "logprobs")
-DECODING = ("n", "gamma", "acceptance", "grammar_engine", "validate_output", "reasoning", "thinking_budget")
-SETTINGS = (*SAMPLING, *DECODING)
-"""Settings that a call may override by a keyword of the same name."""
+CHAT = ("grammar_engine", "validate_output", "reasoning", "thinking_budget")
+"""Settings of a chat model alone that a call may override."""
 
 BOUND = ("tools", "tool_choice", "response_format", "strict", "parallel_tool_calls")
 """What else a call takes."""
@@ -31,31 +30,20 @@ MAX_PARALLEL_CALLS = 8
 class Prepared:
     """A call on its way to the engine; ``parser`` is set where its answer may hold thoughts or tool calls."""
 
+    model: str
     engine: LocalEngine
     chat: ChatFormat
     request: Request
     parser: Callable[[], Parser] | None
 
-    def makers(self, model_name: str) -> list[ChunkMaker]:
+    def makers(self) -> list[ChunkMaker]:
         """One per sample."""
         return [
             ChunkMaker(
-                model_name, self.parser() if self.parser else None, self.engine.tokenizer.decode, self.chat.own_ids
+                self.model, self.parser() if self.parser else None, self.engine.tokenizer.decode, self.chat.own_ids
             )
             for _ in range(self.request.n)
         ]
-
-
-def check_keywords(keywords: Mapping[str, Any]) -> None:
-    """Make sure that a call's keywords are known ones.
-
-    Raises:
-        InvalidRequestError: naming those that are not, and all that are.
-    """
-    unknown = keywords.keys() - {*SETTINGS, *BOUND}
-    if unknown:
-        known = ", ".join((*SETTINGS, *BOUND))
-        raise InvalidRequestError(f"Unknown settings {sorted(unknown)}; a call takes {known} and stop.")
 
 
 def prepare(
@@ -71,7 +59,7 @@ def prepare(
     Args:
         engine: that will serve it.
         messages: of the conversation.
-        settings: a value for each of ``SETTINGS``.
+        settings: a value for each that a call may override.
         stop: strings that end the text.
         bound: values for some of ``BOUND``.
         dialect: of calls; None for the chat template's.
@@ -96,30 +84,14 @@ def prepare(
     )
     request = Request(
         prompt,
-        sampling(settings, stop, shows_special_tokens=chat.shows_special_tokens and bool(offered or thought)),
+        sampling(settings, stop, skip_special_tokens=not (chat.shows_special_tokens and (offered or thought))),
         grammar,
-        n=settings["n"],
-        gamma=None if settings["gamma"] == "auto" else settings["gamma"],
-        acceptance=settings["acceptance"],
+        **decoding(settings),
         grammar_engine=settings["grammar_engine"],
         validate=settings["validate_output"] and grammar is not None and grammar.kind == "json_schema",
     )
     parser = functools.partial(chat.parser, prompt, offered, has_final=final is not None, thought=thought)
-    return Prepared(engine, chat, request, parser if offered or thought else None)
-
-
-def sampling(settings: Mapping[str, Any], stop: Sequence[str], *, shows_special_tokens: bool = False) -> SamplingParams:
-    """The sampling settings of a call.
-
-    Raises:
-        InvalidRequestError: for a value outside its range.
-    """
-    return SamplingParams(
-        **{name: settings[name] for name in SAMPLING},
-        stop=tuple(stop),
-        raw_logprobs=True,  # the model's own probabilities: those of a greedy law would all be 1
-        skip_special_tokens=not shows_special_tokens,
-    )
+    return Prepared(settings["model"], engine, chat, request, parser if offered or thought else None)
 
 
 def shown(maker: ChunkMaker, delta: Delta) -> Iterator[ChatGenerationChunk]:

@@ -1,0 +1,82 @@
+"""What is asked of an engine, and what comes of it: descriptions only, so that an engine elsewhere could serve it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+
+from agentspec.constraints import Grammar, GrammarEngine
+from agentspec.dice import DICE, Acceptance
+from agentspec.errors import InvalidRequestError
+from agentspec.sampling import SamplingParams
+from agentspec.sequence import FinishReason, TokenLogprob
+from agentspec.stats import StepStats
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to decode: descriptions only, so that an engine elsewhere could serve it.
+
+    Args:
+        prompt: ids.
+        params: sampling settings and limits.
+        grammar: the language the text must be in.
+        n: number of samples.
+        gamma: tokens to draft per round, 0 for none; None for the decoder's own.
+        acceptance: None for the decoder's own.
+        grammar_engine: which makes the grammar's masks; None for the engine's own choice.
+        timeout_s: seconds after which the request ends with ``RequestTimeoutError``, at the next round; None
+            for no limit.
+        validate: check every finished text against the grammar's JSON Schema. What the grammar engine cannot express
+            of it is then left to this check, in place of being refused.
+    """
+
+    prompt: SequenceOf[int]
+    params: SamplingParams = field(default_factory=SamplingParams)
+    grammar: Grammar | None = None
+    n: int = 1
+    gamma: int | None = None
+    acceptance: Acceptance | None = None
+    grammar_engine: GrammarEngine | None = None
+    timeout_s: float | None = None
+    validate: bool = False
+
+    def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "prompt", tuple(operator.index(i) for i in self.prompt))
+        except TypeError as error:
+            raise InvalidRequestError(f"A prompt is a sequence of token ids, got {self.prompt!r}: {error}.") from error
+        if not isinstance(self.n, int) or self.n < 1:
+            raise InvalidRequestError(f"n is the number of samples, 1 or more; got {self.n!r}.")
+        if self.gamma is not None and not (isinstance(self.gamma, int) and self.gamma >= 0):
+            raise InvalidRequestError(f"gamma is the number of tokens to draft, 0 or more; got {self.gamma!r}.")
+        if self.acceptance is not None and self.acceptance not in DICE:
+            raise InvalidRequestError(f"acceptance must be one of {sorted(DICE)}, got {self.acceptance!r}.")
+        if self.timeout_s is not None and not self.timeout_s > 0:
+            raise InvalidRequestError(f"A timeout is a number of seconds above 0, got {self.timeout_s!r}.")
+        if self.validate and (self.grammar is None or self.grammar.kind != "json_schema"):
+            raise InvalidRequestError("validate=True checks texts against a JSON Schema; the request has none.")
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One finished sample.
+
+    Args:
+        index: of the sample.
+        tokens: emitted ids, the end token included.
+        text: their text, without end token and stop string; "" for an engine without a tokenizer.
+        finish_reason: why it ended.
+        logprobs: one per token; None where none were asked for.
+        stats: what the step took.
+        invalid: why the finished text does not satisfy its schema (``Request.validate``); None where it does.
+    """
+
+    index: int
+    tokens: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason
+    logprobs: tuple[TokenLogprob, ...] | None
+    stats: StepStats
+    invalid: str | None = None

@@ -1,0 +1,155 @@
+"""What a model of this package can be told: the fields that the chat model and the plain model share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from agentspec import InvalidRequestError, LocalEngine, SamplingParams
+from agentspec.pairs import EMBEDDED, PairSpec, shared_engine
+
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "logprobs")
+DECODING = ("n", "gamma", "acceptance", "timeout")
+SHARED = ("model", *SAMPLING, *DECODING)
+"""Settings that a call may override by a keyword of the same name."""
+
+
+STRICT = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+"""A misspelt setting is an error. For every class anew: LangChain's base classes have a configuration of their own."""
+
+
+class ModelSettings(BaseModel):
+    """Fields, their checks, and the engine they name.
+
+    Nothing is loaded before the first call, and models of the same pair share one engine, its models and its KV cache.
+
+    Args:
+        model: ``"embedded"`` (SmolLM2-135M-Instruct, fetched once), a directory, or a hub name.
+        draft: a smaller model with the same tokenizer; None drafts by look-up and grammar alone.
+        temperature: 0 is greedy.
+        top_p, top_k, min_p: as in ``SamplingParams``.
+        seed: same seed, same text.
+        max_tokens: the most tokens to emit.
+        stop: strings that end the text.
+        logprobs: alternatives to report beside each token, with the model's own log-probabilities; None for none.
+        n: samples per call.
+        gamma: tokens to draft per round; 0 decodes plainly; ``"auto"`` leaves it to the engine.
+        acceptance: ``"rejection"``, or ``"coupled"`` for text that does not depend on speculation.
+        timeout: seconds after which a call ends with an error, at the next round; None for no limit.
+        max_retries: accepted for compatibility: there is no network here that could fail and be tried again.
+        device: where to compute; None for CUDA where there is one.
+        dtype: "float32", "bfloat16" or "float16"; None for float32 on CPU and bfloat16 elsewhere.
+        revision: of the model on the hub.
+        engine: an engine to use in place of the shared one; it must have a tokenizer.
+    """
+
+    model_config = STRICT
+
+    model: str = EMBEDDED
+    draft: str | None = None
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    max_tokens: int = 512
+    stop: list[str] = Field(default_factory=list)
+    logprobs: int | None = None
+    n: int = 1
+    gamma: int | Literal["auto"] = "auto"
+    acceptance: Literal["rejection", "coupled"] = "rejection"
+    timeout: float | None = None
+    max_retries: int = 0
+    device: str | None = None
+    dtype: str | None = None
+    revision: str | None = None
+    engine: LocalEngine | None = Field(default=None, exclude=True, repr=False)
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_stop(cls, stop: Any) -> Any:
+        return [stop] if isinstance(stop, str) else stop or []
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Find wrong settings now, and not at the first call."""
+        super().model_post_init(context)
+        settings = self.settings({})
+        sampling(settings, self.stop)
+        decoding(settings)
+
+    def settings(self, overrides: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings of a call: its own, or else the model's."""
+        return {name: overrides.get(name, getattr(self, name)) for name in self.overridable()}
+
+    @classmethod
+    def overridable(cls) -> tuple[str, ...]:
+        """Names of the settings that a call may override."""
+        return SHARED
+
+    def identity(self) -> dict[str, Any]:
+        """All that an answer depends on, but for the prompt."""
+        names = (*self.overridable(), "draft", "stop", "device", "dtype", "revision")
+        # An engine of the user's own has no name: no cache may take its answers for those of another.
+        return {**{name: getattr(self, name) for name in names}, "engine": self.engine and id(self.engine)}
+
+    def engine_of(self, model: str) -> LocalEngine:
+        """The engine that serves a model: the shared one, loaded at the first call, or the one that was given.
+
+        Raises:
+            InvalidRequestError: for another model than that of an engine that was given.
+            ModelLoadError: for a model that cannot be loaded.
+        """
+        if self.engine is None:
+            return shared_engine(PairSpec(model, self.draft, self.device, self.dtype, self.revision))
+        if model != self.model:
+            raise InvalidRequestError(
+                f"model={model!r} asks for another model than that of the engine given as engine=...; leave one out."
+            )
+        return self.engine
+
+    def get_token_ids(self, text: str) -> list[int]:
+        """The ids of a text by the model's own tokenizer."""
+        ids: list[int] = self.engine_of(self.model).tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+
+def check_keywords(keywords: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Make sure that a call's keywords are known ones.
+
+    Raises:
+        InvalidRequestError: naming those that are not, and all that are.
+    """
+    unknown = keywords.keys() - set(known)
+    if unknown:
+        raise InvalidRequestError(f"Unknown settings {sorted(unknown)}; a call takes {', '.join(known)} and stop.")
+
+
+def sampling(settings: Mapping[str, Any], stop: Sequence[str], **others: Any) -> SamplingParams:
+    """The sampling settings of a call.
+
+    Raises:
+        InvalidRequestError: for a value outside its range.
+    """
+    # The model's own probabilities: those of a greedy law would all be 1.
+    return SamplingParams(**{name: settings[name] for name in SAMPLING}, stop=tuple(stop), raw_logprobs=True, **others)
+
+
+def decoding(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """How a call is decoded, as a request names it.
+
+    Raises:
+        InvalidRequestError: for a value outside its range.
+    """
+    n, gamma, timeout = settings["n"], settings["gamma"], settings["timeout"]
+    if not isinstance(n, int) or n < 1:
+        raise InvalidRequestError(f"n is the number of samples, 1 or more; got {n!r}.")
+    if gamma != "auto" and not (isinstance(gamma, int) and gamma >= 0):
+        raise InvalidRequestError(f"gamma is the number of tokens to draft, 0 or more, or 'auto'; got {gamma!r}.")
+    return {
+        "n": n,
+        "gamma": None if gamma == "auto" else gamma,
+        "acceptance": settings["acceptance"],
+        "timeout_s": timeout,
+    }

@@ -122,6 +122,7 @@ class _Member:
         since_arrival = time.perf_counter() - self._arrived
         self.stats.ttft_s = self.stats.ttft_s or since_arrival
         self.stats.total_s, self.stats.new_tokens = since_arrival, sequence.length
+        self.stats.ended_at = time.time()
         self.job.send(
             Delta(
                 self.index,

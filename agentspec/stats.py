@@ -61,6 +61,8 @@ PHASES = ("queue_s", "prefill_s", "draft_s", "mask_s", "verify_s", "sample_s", "
 class StepStats:
     """One model step, from the request's arrival to its last token. The phases add up to ``total_s``.
 
+    ``ended_at`` is the time of day (seconds since 1970): an answer that ended before it was asked for was cached.
+
     Rounds that were shared with other requests count in full for each of them: these are seconds waited, not
     seconds of the machine.
     """
@@ -77,6 +79,7 @@ class StepStats:
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     ttft_s: float = 0.0
     total_s: float = 0.0
+    ended_at: float = 0.0
 
     def add_round(self, row: RowStats, seconds: Mapping[str, float]) -> None:
         """Fold one round in."""
@@ -134,6 +137,7 @@ class StepStats:
             },
             **phases,
             "other_s": self.total_s - sum(phases.values()),
+            "ended_at": self.ended_at,
             "ttft_s": self.ttft_s,
             "total_s": self.total_s,
         }

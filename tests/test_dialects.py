@@ -307,3 +307,17 @@ def test_whether_an_answer_begins_with_a_thought_is_told_by_the_prompt(prompt_en
     assert thought is None or bool(thought.opener) == (prompt_end == "")
     assert chat.thought(chat.render(QUESTION, enable_thinking=False)) is None
     assert ChatFormat(tokenizer("qwen")).thought([1]) is None
+
+
+def test_messages_that_a_strict_template_refuses_are_arranged_for_it() -> None:
+    chat, known = chat_of("mistral")  # which takes no system message
+    text = known.decode(chat.render([{"role": "system", "content": "Be brief."}, *QUESTION]))
+    assert "[INST] Be brief.\n\nThe weather?[/INST]" in text
+    known.chat_template = """{%- for m in messages %}{%- if loop.index0 and messages[loop.index0 - 1].role == m.role %}
+{{- raise_exception("Roles must alternate.") }}{%- endif %}{{- m.role + ": " + m.content + "\n" }}{%- endfor %}"""
+    strict = ChatFormat(known)
+    two = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "One?"}]
+    text = known.decode(strict.render([two[0], *two, {"role": "user", "content": "Two?"}]))
+    assert text == "system: Be brief.\n\nBe brief.\nuser: One?\n\nTwo?\n"
+    with pytest.raises(InvalidRequestError, match="must alternate"):
+        strict.render([{"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b"}])

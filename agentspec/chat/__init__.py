@@ -11,7 +11,7 @@ from typing import Any
 
 from agentspec.calls import CallForm, Thought, closed
 from agentspec.chat.answers import AnswerParser, Parser, Piece, TemplateParser, ToolCall
-from agentspec.chat.dialects import DIALECTS, Dialect, Message, detect, named, thought_of
+from agentspec.chat.dialects import DIALECTS, Dialect, Message, arrangements, detect, named, thought_of
 from agentspec.errors import InvalidRequestError
 from agentspec.grammar import Grammar
 
@@ -90,16 +90,20 @@ class ChatFormat:
         return None
 
     def _text(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], settings: dict[str, Any]) -> str:
-        try:
-            text: str = self._tokenizer.apply_chat_template(
-                self.dialect.messages(messages, tools),
-                tools=list(tools) if tools and self.dialect.marks else None,
-                tokenize=False,
-                **{"add_generation_prompt": True, **settings},
-            )
-        except Exception as error:  # templates raise whatever their authors chose
-            raise InvalidRequestError(f"The model's chat template refused the messages: {error}") from error
-        return text
+        refusal: Exception | None = None
+        for arranged in arrangements(self.dialect.messages(messages, tools)):
+            try:
+                text: str = self._tokenizer.apply_chat_template(
+                    arranged,
+                    tools=list(tools) if tools and self.dialect.marks else None,
+                    tokenize=False,
+                    **{"add_generation_prompt": True, **settings},
+                )
+            except Exception as error:  # templates raise whatever their authors chose
+                refusal = refusal or error
+            else:
+                return text
+        raise InvalidRequestError(f"The model's chat template refused the messages: {refusal}") from refusal
 
     def _ids(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,6 +137,23 @@ def thought_of(chat_template: str, prompt_end: str) -> Thought | None:
     if "</think>" not in chat_template or prompt_end.rstrip().endswith("</think>"):
         return None
     return Thought(opener="") if prompt_end.rstrip().endswith("<think>") else Thought()
+
+
+def arrangements(messages: Sequence[Message]) -> Iterator[list[Message]]:
+    """Messages as they are; then as stricter templates want them: neighbours of one role as one, no system message."""
+    yield list(messages)
+    merged: list[Message] = []
+    for role, group in itertools.groupby(messages, key=lambda message: message["role"]):
+        neighbours = list(group)
+        if role in ("system", "user"):
+            merged.append({"role": role, "content": "\n\n".join(str(m["content"]) for m in neighbours)})
+        else:
+            merged += neighbours
+    yield merged
+    system = [message["content"] for message in merged if message["role"] == "system"]
+    others = [message for message in merged if message["role"] != "system"]
+    if system and others and others[0]["role"] == "user":
+        yield [{**others[0], "content": "\n\n".join([*system, others[0]["content"]])}, *others[1:]]
 
 
 SYSTEM = """You may call one or more functions to assist with the user query.

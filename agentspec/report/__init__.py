@@ -7,6 +7,7 @@ of the tool loop. Every second of the run belongs to a model call, to tools, or 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,8 @@ class Call:
         ended: when it was over.
         error: what went wrong, if anything did.
         details: what a model step says of itself (``StepStats.to_dict``); None where it says nothing.
+        cached: whether a cache gave the answer; its step is then no part of this run.
+        began_at: time of day at which it began, in seconds since 1970.
     """
 
     name: str
@@ -29,6 +32,8 @@ class Call:
     ended: float | None = None
     error: str | None = None
     details: dict[str, Any] | None = None
+    cached: bool = False
+    began_at: float = field(default_factory=time.time)
 
     @property
     def seconds(self) -> float:
@@ -123,6 +128,7 @@ class AgentRun:
             "framework_s": end - begin - busy_s,
             "tools": [{"name": t.name, "seconds": t.seconds, "error": t.error} for t in iteration.tools],
             "step": iteration.model.details,
+            "cached": iteration.model.cached,
             "error": iteration.model.error,
         }
 

@@ -25,12 +25,13 @@ COUNTS = {
 def show(run: AgentRun, console: Console | None = None) -> None:
     """Print the run: seconds of every iteration by what they went into, its counts, and totals of both."""
     data = run.to_dict()
-    whole = {**data, "step": _sum([iteration["step"] for iteration in data["iterations"]]), "tools": []}
+    steps = [iteration["step"] for iteration in data["iterations"] if not iteration["cached"]]
+    whole = {**data, "step": _sum(steps), "tools": []}
     columns = [*data["iterations"], whole]
     table = Table(title=f"{run.name or 'agent run'}: {run.total_s:.2f} s", title_justify="left", show_edge=False)
     table.add_column("")
-    for number in range(1, len(columns)):
-        table.add_column(f"iteration {number}", justify="right")
+    for number, iteration in enumerate(data["iterations"], 1):
+        table.add_column(f"iteration {number}" + " (cached)" * iteration["cached"], justify="right")
     table.add_column("run", justify="right")
     table.add_row("model, s", *[_seconds(column["model_s"]) for column in columns])
     for phase in PHASES:

@@ -86,7 +86,9 @@ class LatencyHandler(BaseCallbackHandler):
         call = self._calls.get(run_id)
         if call is None or call.ended is not None:
             return  # this handler is attached twice
-        call.ended, call.error, call.details = time.perf_counter(), error, details
+        call.ended, call.error = time.perf_counter(), error
+        call.cached = _is_old(details, call)
+        call.details = None if call.cached else details
         self.run.ended = call.ended
 
 
@@ -114,6 +116,11 @@ def track_latency(name: str | None = None) -> Iterator[AgentRun]:
         handler.close()
 
 
+def _is_old(step: dict[str, Any] | None, call: Call) -> bool:
+    """Whether a cache gave the answer: ours says so, and with any other the step ended before it was asked for."""
+    return step is not None and (step.get("cached", False) or step["ended_at"] < call.began_at)
+
+
 def _model_name(serialized: dict[str, Any] | None, kwargs: dict[str, Any]) -> str:
     metadata = kwargs.get("metadata") or {}
     return str(metadata.get("ls_model_name") or kwargs.get("name") or (serialized or {}).get("name") or "model")
@@ -123,8 +130,9 @@ def _step(response: LLMResult) -> dict[str, Any] | None:
     """What an agentspec model says of its step; None for other models."""
     for generations in response.generations:
         for generation in generations:
-            if isinstance(generation, ChatGeneration) and isinstance(generation.message, AIMessage):
-                step = generation.message.response_metadata.get("agentspec")
-                if isinstance(step, dict):
-                    return step
+            is_chat = isinstance(generation, ChatGeneration) and isinstance(generation.message, AIMessage)
+            told = generation.message.response_metadata if is_chat else generation.generation_info  # type: ignore[union-attr]
+            step = (told or {}).get("agentspec")
+            if isinstance(step, dict):
+                return step
     return None

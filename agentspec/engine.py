@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import queue
 import weakref
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncGenerator, Collection, Iterator
 from collections.abc import Sequence as SequenceOf
 from typing import Any, Protocol
 
@@ -38,7 +38,7 @@ class Engine(Protocol):
         """Deltas as they settle. Closing the iterator cancels the request."""
         ...
 
-    def astream(self, request: Request) -> AsyncIterator[Delta]:
+    def astream(self, request: Request) -> AsyncGenerator[Delta, None]:
         """``stream`` for an event loop, which is never blocked."""
         ...
 
@@ -122,7 +122,7 @@ class LocalEngine:
         finally:
             job.cancel()
 
-    def astream(self, request: Request) -> AsyncIterator[Delta]:
+    def astream(self, request: Request) -> AsyncGenerator[Delta, None]:
         """``stream`` for an event loop, which is never blocked. Cancelling the task cancels the request.
 
         Raises:
@@ -130,7 +130,7 @@ class LocalEngine:
         """
         return self._astream(request)
 
-    async def _astream(self, request: Request) -> AsyncIterator[Delta]:
+    async def _astream(self, request: Request) -> AsyncGenerator[Delta, None]:
         sequences = await asyncio.to_thread(self._sequences, request)  # compiling a grammar takes its time
         loop, box = asyncio.get_running_loop(), asyncio.Queue[Delta | BaseException]()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing
 from typing import Any, Literal
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -22,6 +23,7 @@ from langchain_agentspec.forms import (
     call_parser,
     chosen_tools,
     core_errors,
+    described,
     expect_valid,
     json_schema_of,
     structured,
@@ -44,6 +46,8 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
         grammar_engine: "llguidance", "outlines", or "auto" for the first that can express what an answer may be.
         validate_output: check structured answers with ``jsonschema`` too, and leave to this check what the grammar
             engine cannot express of a schema, in place of refusing the schema.
+        parallel_tool_calls: whether a message may hold several calls (up to ``MAX_PARALLEL_CALLS``).
+        streaming: whether ``invoke`` streams too, for handlers that listen to tokens.
 
     Example:
         ChatAgentSpec(temperature=0).bind_tools([get_weather]).invoke("What is the weather in Paris?")
@@ -56,6 +60,8 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
     thinking_budget: int | None = None
     grammar_engine: GrammarEngine = "auto"
     validate_output: bool = False
+    parallel_tool_calls: bool = False
+    streaming: bool = False
 
     @property
     def _llm_type(self) -> str:
@@ -73,7 +79,7 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         return LangSmithParams(
             ls_provider="agentspec",
-            ls_model_name=self.model,
+            ls_model_name=kwargs.get("model", self.model),
             ls_model_type="chat",
             ls_temperature=kwargs.get("temperature", self.temperature),
             ls_max_tokens=kwargs.get("max_tokens", self.max_tokens),
@@ -107,13 +113,13 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
             tool_choice: None or "auto" leaves the choice to the model; "any", "required" or True demand a call; a
                 tool's name (or OpenAI's dict) demands a call of it; "none" or False forbid calls.
             strict: accepted for compatibility; schemas are always enforced.
-            parallel_tool_calls: whether a message may hold several calls (up to ``MAX_PARALLEL_CALLS``).
+            parallel_tool_calls: whether a message may hold several calls; None for the model's own setting.
             response_format: schema of the final answer: every message is a tool call or an instance of it.
 
         Raises:
             InvalidRequestError: for an unknown ``tool_choice``.
         """
-        formatted = [convert_to_openai_tool(tool) for tool in tools]
+        formatted = [described(tool) for tool in tools]
         chosen_tools(formatted, tool_choice)
         bound: dict[str, Any] = {
             "tools": formatted,
@@ -139,25 +145,23 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
         Args:
             schema: pydantic class, TypedDict, or JSON Schema.
             include_raw: give ``{"raw", "parsed", "parsing_error"}`` in place of the parsed value.
-            method: "json_schema" constrains the answer to the schema; "function_calling" demands a tool call;
-                "json_mode" constrains it to JSON objects and leaves the schema to the prompt.
+            method: "json_schema" and "json_mode" constrain the answer to the schema; "function_calling" demands a call
+                of it as a tool.
             strict: accepted for compatibility; schemas are always enforced.
 
         Raises:
             InvalidRequestError: for an unknown method.
         """
+        if "response_format" in kwargs:
+            raise InvalidRequestError("with_structured_output makes its own response_format; leave one of them out.")
         if method == "function_calling":
             return structured(self._calling(schema, **kwargs), call_parser(schema), include_raw)
-        if method == "json_schema":
-            wanted: dict[str, Any] = {"type": "json_schema", "json_schema": {"schema": json_schema_of(schema)}}
-        elif method == "json_mode":
-            wanted = {"type": "json_object"}
-        else:
+        if method not in ("json_schema", "json_mode"):
             raise InvalidRequestError(
                 f"method must be 'json_schema', 'function_calling' or 'json_mode', got {method!r}."
             )
         llm = self.bind(
-            response_format=wanted,
+            response_format={"type": "json_schema", "json_schema": {"schema": json_schema_of(schema)}},
             ls_structured_output_format={"kwargs": {"method": method}, "schema": schema},
             **kwargs,
         )
@@ -208,8 +212,8 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
         call = await asyncio.to_thread(self._prepare, messages, stop, kwargs)
         makers = call.makers()
         with core_errors():
-            deltas = call.engine.astream(call.request)
-            chunks = [(delta.index, makers[delta.index].chunk(expect_valid(delta))) async for delta in deltas]
+            async with aclosing(call.engine.astream(call.request)) as deltas:
+                chunks = [(delta.index, makers[delta.index].chunk(expect_valid(delta))) async for delta in deltas]
         return to_result(chunks, len(makers))
 
     async def _astream(
@@ -222,9 +226,10 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
         call = await asyncio.to_thread(self._prepare_stream, messages, stop, kwargs)
         maker = call.makers()[0]
         with core_errors():
-            async for delta in call.engine.astream(call.request):
-                for chunk in shown(maker, expect_valid(delta)):
-                    yield chunk
+            async with aclosing(call.engine.astream(call.request)) as deltas:
+                async for delta in deltas:
+                    for chunk in shown(maker, expect_valid(delta)):
+                        yield chunk
 
     def _prepare_stream(self, messages: list[BaseMessage], stop: list[str] | None, kwargs: dict[str, Any]) -> Prepared:
         call = self._prepare(messages, stop, kwargs)

@@ -14,11 +14,29 @@ from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
 from langchain_core.outputs import Generation
 from langchain_core.runnables import Runnable, RunnableLambda, RunnableMap, RunnablePassthrough
-from langchain_core.utils.function_calling import convert_to_json_schema
+from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
 from langchain_core.utils.pydantic import is_basemodel_subclass
 
 from agentspec import ContextOverflowError, Delta, InvalidRequestError
+from agentspec.calls import to_json
 from agentspec.errors import RequestTimeoutError
+
+
+def described(tool: Any) -> dict[str, Any]:
+    """A tool as an OpenAI tool dict.
+
+    Raises:
+        InvalidRequestError: for what is no tool, or holds what is no JSON.
+    """
+    try:
+        formatted = convert_to_openai_tool(tool)
+        to_json(formatted)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequestError(
+            f"A tool is a function with a docstring, a LangChain tool, a pydantic class or an OpenAI tool dict of JSON "
+            f"values; got {tool!r}: {error}"
+        ) from error
+    return formatted
 
 
 def chosen_tools(tools: list[dict[str, Any]], choice: Any) -> tuple[list[dict[str, Any]], bool]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -107,11 +108,12 @@ class AgentSpecLLM(ModelSettings, BaseLLM):
     ) -> AsyncIterator[GenerationChunk]:
         engine, [request] = await asyncio.to_thread(self._prepare, [prompt], stop, kwargs, streams=True)
         with core_errors():
-            async for delta in engine.astream(request):
-                chunk = _chunk(delta)
-                if run_manager and chunk.text:
-                    await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
-                yield chunk
+            async with aclosing(engine.astream(request)) as deltas:
+                async for delta in deltas:
+                    chunk = _chunk(delta)
+                    if run_manager and chunk.text:
+                        await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+                    yield chunk
 
     def _prepare(
         self, prompts: list[str], stop: list[str] | None, kwargs: dict[str, Any], *, streams: bool = False
@@ -138,8 +140,9 @@ class AgentSpecLLM(ModelSettings, BaseLLM):
 async def _samples(engine: LocalEngine, request: Request) -> list[GenerationChunk]:
     """The whole samples of a request."""
     chunks: defaultdict[int, list[GenerationChunk]] = defaultdict(list)
-    async for delta in engine.astream(request):
-        chunks[delta.index].append(_chunk(delta))
+    async with aclosing(engine.astream(request)) as deltas:
+        async for delta in deltas:
+            chunks[delta.index].append(_chunk(delta))
     return [
         GenerationChunk(text="".join(c.text for c in parts), generation_info=parts[-1].generation_info)
         for _, parts in sorted(chunks.items())

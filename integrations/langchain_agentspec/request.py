@@ -16,10 +16,10 @@ from langchain_agentspec.forms import chosen_tools, final_schema
 from langchain_agentspec.messages import ChunkMaker, to_chat
 from langchain_agentspec.settings import decoding, sampling
 
-CHAT = ("grammar_engine", "validate_output", "reasoning", "thinking_budget")
+CHAT = ("grammar_engine", "validate_output", "reasoning", "thinking_budget", "parallel_tool_calls")
 """Settings of a chat model alone that a call may override."""
 
-BOUND = ("tools", "tool_choice", "response_format", "strict", "parallel_tool_calls")
+BOUND = ("tools", "tool_choice", "response_format", "strict")
 """What else a call takes."""
 
 MAX_PARALLEL_CALLS = 8
@@ -77,7 +77,7 @@ def prepare(
     grammar = chat.answer_grammar(
         offered,
         required=required,
-        parallel=MAX_PARALLEL_CALLS if bound.get("parallel_tool_calls") else 1,
+        parallel=MAX_PARALLEL_CALLS if settings["parallel_tool_calls"] else 1,
         final=final,
         thought=thought,
         thinking_budget=settings["thinking_budget"],

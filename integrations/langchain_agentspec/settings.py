@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
 from agentspec import InvalidRequestError, LocalEngine, SamplingParams
 from agentspec.pairs import EMBEDDED, PairSpec, shared_engine
 
-SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "logprobs")
+PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias")
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "logprobs", *PENALTIES)
 DECODING = ("n", "gamma", "acceptance", "timeout")
 SHARED = ("model", *SAMPLING, *DECODING)
 """Settings that a call may override by a keyword of the same name."""
@@ -33,12 +34,13 @@ class ModelSettings(BaseModel):
         seed: same seed, same text.
         max_tokens: the most tokens to emit.
         stop: strings that end the text.
+        repetition_penalty, presence_penalty, frequency_penalty, logit_bias: as in ``SamplingParams``.
         logprobs: alternatives to report beside each token, with the model's own log-probabilities; None for none.
         n: samples per call.
         gamma: tokens to draft per round; 0 decodes plainly; ``"auto"`` leaves it to the engine.
         acceptance: ``"rejection"``, or ``"coupled"`` for text that does not depend on speculation.
         timeout: seconds after which a call ends with an error, at the next round; None for no limit.
-        max_retries: accepted for compatibility: there is no network here that could fail and be tried again.
+        max_retries, api_key: accepted for compatibility: there is no network here that could fail, and nobody to pay.
         device: where to compute; None for CUDA where there is one.
         dtype: "float32", "bfloat16" or "float16"; None for float32 on CPU and bfloat16 elsewhere.
         revision: of the model on the hub.
@@ -57,11 +59,16 @@ class ModelSettings(BaseModel):
     max_tokens: int = 512
     stop: list[str] = Field(default_factory=list)
     logprobs: int | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = Field(default_factory=dict)
     n: int = 1
     gamma: int | Literal["auto"] = "auto"
     acceptance: Literal["rejection", "coupled"] = "rejection"
     timeout: float | None = None
     max_retries: int = 0
+    api_key: SecretStr | None = Field(default=None, exclude=True, repr=False)
     device: str | None = None
     dtype: str | None = None
     revision: str | None = None

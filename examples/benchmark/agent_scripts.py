@@ -97,9 +97,7 @@ def main() -> None:
     print(f"\n{len(scripts)} scripts at temperature {options.temperature}")
     for name in ("steps", "calls", "invalid calls", "cut short", "prompt_tokens", "cached_tokens"):
         print(f"  {name:14s} {whole[name]}")
-    print(
-        f"  target calls   {whole['target_calls']} for {whole['new_tokens']} new tokens, {whole['forced_tokens']} forced"
-    )
+    print(f"  target calls   {whole['target_calls']} for {whole['new_tokens']} tokens, {whole['forced_tokens']} forced")
 
 
 if __name__ == "__main__":

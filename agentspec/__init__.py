@@ -20,11 +20,11 @@ from agentspec.errors import (
     RequestTimeoutError,
 )
 from agentspec.grammar import Grammar
+from agentspec.job import Delta
 from agentspec.models import LanguageModel
 from agentspec.models.causal_lm import CausalLM
 from agentspec.request import Completion, Request
 from agentspec.sampling import SamplingParams
-from agentspec.scheduler import Delta
 from agentspec.sequence import Batch, FinishReason, Sequence, TokenLogprob
 from agentspec.speculative import SpeculativeDecoder
 from agentspec.stats import StepStats

@@ -34,6 +34,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from agentspec.cache import CACHE_VARIABLE, root
 from agentspec.errors import ModelLoadError
 from agentspec.models.causal_lm import CausalLM
 
@@ -45,7 +46,6 @@ GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 CONVERSION = 1  # raise it whenever `_convert` would write other files: old ones are then left alone
 
 WHEEL_VARIABLE = "AGENTSPEC_EMBEDDED_WHEEL"
-CACHE_VARIABLE = "AGENTSPEC_CACHE"
 
 
 def load(
@@ -67,7 +67,7 @@ def path() -> Path:
 
     Raises ModelLoadError where the wheel cannot be had, is not the expected one, or the cache cannot be written.
     """
-    folder = _cache() / folder_name()
+    folder = root() / folder_name()
     if folder.is_dir():
         return folder
     try:
@@ -86,12 +86,6 @@ def path() -> Path:
 def folder_name() -> str:
     """Name of the converted model's folder in the cache: it changes with the weights and with the conversion."""
     return f"{MODEL}-{GGUF_SHA256[:12]}-v{CONVERSION}"
-
-
-def _cache() -> Path:
-    if named := os.environ.get(CACHE_VARIABLE):
-        return Path(named).expanduser().resolve()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentspec"
 
 
 def _install(folder: Path) -> None:

@@ -14,11 +14,12 @@ from agentspec.constraints import GrammarCompiler, GrammarEngine, Matcher, begin
 from agentspec.detokenizer import Detokenizer
 from agentspec.dice import fresh_seed, sample_seed
 from agentspec.errors import ContextOverflowError, InvalidRequestError
+from agentspec.job import Delta, Job
 from agentspec.models import CachingModel, PaddedModel, max_context
 from agentspec.models import end_tokens as model_end_tokens
 from agentspec.request import Completion, Request
 from agentspec.sampling import SamplingParams
-from agentspec.scheduler import Delta, Job, Scheduler
+from agentspec.scheduler import Scheduler
 from agentspec.sequence import Sequence
 from agentspec.speculative import SpeculativeDecoder
 from agentspec.validation import Check
@@ -92,7 +93,7 @@ class LocalEngine:
             raise InvalidRequestError("generate takes a list of requests, got a single one; put it into a list.")
         prepared, checks = [self._sequences(request) for request in requests], [Check(request) for request in requests]
         boxes: list[queue.SimpleQueue[Delta | BaseException]] = [queue.SimpleQueue() for _ in requests]
-        jobs = [Job(s, box.put, r.timeout_s) for r, s, box in zip(requests, prepared, boxes, strict=True)]
+        jobs = [Job(s, box.put, r.timeout_s, r.priority) for r, s, box in zip(requests, prepared, boxes, strict=True)]
         try:
             for job in jobs:
                 self._scheduler.submit(job)
@@ -107,11 +108,11 @@ class LocalEngine:
         Raises:
             InvalidRequestError: for a request that cannot be served; at the call, before any compute.
         """
-        return self._stream(self._sequences(request), Check(request), request.timeout_s)
+        return self._stream(request, self._sequences(request), Check(request))
 
-    def _stream(self, sequences: list[Sequence], check: Check, timeout_s: float | None) -> Iterator[Delta]:
+    def _stream(self, request: Request, sequences: list[Sequence], check: Check) -> Iterator[Delta]:
         box: queue.SimpleQueue[Delta | BaseException] = queue.SimpleQueue()
-        job = Job(sequences, box.put, timeout_s)
+        job = Job(sequences, box.put, request.timeout_s, request.priority)
         self._scheduler.submit(job)
         try:
             unfinished = len(sequences)
@@ -137,7 +138,7 @@ class LocalEngine:
         def emit(item: Delta | BaseException) -> None:
             loop.call_soon_threadsafe(box.put_nowait, item)
 
-        job, check = Job(sequences, emit, request.timeout_s), Check(request)
+        job, check = Job(sequences, emit, request.timeout_s, request.priority), Check(request)
         self._scheduler.submit(job)
         try:
             unfinished = len(sequences)

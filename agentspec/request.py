@@ -28,6 +28,7 @@ class Request:
         grammar_engine: which makes the grammar's masks; None for the engine's own choice.
         timeout_s: seconds after which the request ends with ``RequestTimeoutError``, at the next round; None
             for no limit.
+        priority: requests of a higher one leave the queue first.
         validate: check every finished text against the grammar's JSON Schema. What the grammar engine cannot express
             of it is then left to this check, in place of being refused.
     """
@@ -40,6 +41,7 @@ class Request:
     acceptance: Acceptance | None = None
     grammar_engine: GrammarEngine | None = None
     timeout_s: float | None = None
+    priority: int = 0
     validate: bool = False
 
     def __post_init__(self) -> None:

@@ -2,139 +2,23 @@
 
 Sequences join and leave at round boundaries. Each belongs to a ``Job``, one request on its way, which hands what it
 learns to whoever waits for it. Only the worker thread touches models and sequences.
+
+Nobody waits for long prompts: of those that are read, a bounded number of tokens comes between two rounds. Nobody
+waits for long requests: where one has no place and another has twice its share, the other gives one up, and goes on
+later from where it was.
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
-import time
-from collections import deque
-from collections.abc import Callable
-from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from collections import Counter
 
-from agentspec.errors import EngineClosedError, InvalidRequestError, RequestTimeoutError
-from agentspec.models import cached_tokens
-from agentspec.sequence import Batch, FinishReason, Sequence, TokenLogprob
+from agentspec.errors import EngineClosedError, InvalidRequestError
+from agentspec.job import Job, Member
+from agentspec.sequence import Batch
 from agentspec.speculative import SpeculativeDecoder
-from agentspec.stats import RoundStats, StepStats
-
-
-@dataclass(frozen=True)
-class Delta:
-    """What a round added to one sample of a request.
-
-    Args:
-        index: of the sample.
-        tokens: ids emitted since the last delta, settled: no later delta takes them back.
-        text: their text.
-        logprobs: one per token where they were asked for.
-        finish_reason: set on the sample's last delta.
-        stats: of the sample's whole step, on its last delta.
-        invalid: on the last delta, why the whole text does not satisfy its schema, where that was to be checked.
-    """
-
-    index: int
-    tokens: tuple[int, ...] = ()
-    text: str = ""
-    logprobs: tuple[TokenLogprob, ...] = ()
-    finish_reason: FinishReason | None = None
-    stats: StepStats | None = None
-    invalid: str | None = None
-
-
-class Job:
-    """A request on its way: its sequences, and where their deltas go.
-
-    Args:
-        sequences: the samples of the request.
-        emit: takes deltas, or the exception that ended the request; called on the worker thread.
-        timeout_s: seconds that the request may take from now on; None for no limit.
-    """
-
-    def __init__(
-        self,
-        sequences: SequenceOf[Sequence],
-        emit: Callable[[Delta | BaseException], None],
-        timeout_s: float | None = None,
-    ) -> None:
-        self._timeout_s = timeout_s
-        self._arrived = time.perf_counter()
-        self.members = [_Member(self, index, sequence) for index, sequence in enumerate(sequences)]
-        self._emit = emit
-        self.is_over = False
-
-    def cancel(self) -> None:
-        """Nobody waits any more: the sequences leave before the next round. May be called from any thread."""
-        self.is_over = True
-
-    def expire(self) -> None:
-        """End the request with an error where its time is up."""
-        if self._timeout_s is not None and time.perf_counter() - self._arrived > self._timeout_s:
-            emitted = sum(member.sequence.length for member in self.members)
-            self.fail(
-                RequestTimeoutError(
-                    f"The request took longer than its timeout of {self._timeout_s:g} s; {emitted} tokens were emitted."
-                )
-            )
-
-    def fail(self, error: BaseException) -> None:
-        """End the request with an error."""
-        if not self.is_over:
-            self.send(error)
-        self.is_over = True
-
-    def send(self, item: Delta | BaseException) -> None:
-        """Hand over; a receiver that is gone (its event loop closed, say) cancels the job, and nobody else."""
-        try:
-            self._emit(item)
-        except Exception:
-            self.cancel()
-
-
-class _Member:
-    """One sequence of a job, with the account of its time."""
-
-    def __init__(self, job: Job, index: int, sequence: Sequence) -> None:
-        self.job = job
-        self.index = index
-        self.sequence = sequence
-        self.stats = StepStats(prompt_tokens=sequence.prompt_length)
-        self._arrived = time.perf_counter()
-        self._told_tokens = 0
-        self._told_text = 0
-
-    def admit(self, decoder: SpeculativeDecoder) -> None:
-        """Leave the queue: let the models compute the prompt but its last token, which the first round feeds."""
-        started = time.perf_counter()
-        self.stats.seconds["queue_s"] = started - self._arrived
-        self.stats.cached_tokens = cached_tokens(decoder.target, self.sequence.context[:-1])
-        decoder.prefill([self.sequence.context[:-1]])
-        self.stats.seconds["prefill_s"] = time.perf_counter() - started
-
-    def tell(self) -> None:
-        """Send what is new and settled."""
-        sequence, finished = self.sequence, self.sequence.finish_reason is not None
-        tokens, text = sequence.tokens[self._told_tokens : sequence.settled_length], sequence.settled_text
-        if not (tokens or finished):
-            return
-        since_arrival = time.perf_counter() - self._arrived
-        self.stats.ttft_s = self.stats.ttft_s or since_arrival
-        self.stats.total_s, self.stats.new_tokens = since_arrival, sequence.length
-        self.stats.ended_at = time.time()
-        self.job.send(
-            Delta(
-                self.index,
-                tuple(tokens),
-                text[self._told_text :],
-                tuple(sequence.logprobs[self._told_tokens : self._told_tokens + len(tokens)]),
-                sequence.finish_reason,
-                self.stats if finished else None,
-            )
-        )
-        self._told_tokens += len(tokens)
-        self._told_text = len(text)
+from agentspec.stats import RoundStats
 
 
 class Scheduler:
@@ -143,15 +27,18 @@ class Scheduler:
     Args:
         decoder: plays the rounds.
         max_running: most sequences in a round; others wait their turn.
+        prefill_tokens: most tokens of new prompts that are computed between two rounds.
     """
 
-    def __init__(self, decoder: SpeculativeDecoder, max_running: int) -> None:
+    def __init__(self, decoder: SpeculativeDecoder, max_running: int, prefill_tokens: int = 256) -> None:
         self._decoder = decoder
         self._max_running = max_running
+        self._prefill_tokens = prefill_tokens
         self._wake = threading.Condition()
-        self._waiting: deque[_Member] = deque()
-        self._running: list[_Member] = []
+        self._waiting: list[Member] = []
+        self._running: list[Member] = []
         self._closed = False
+        self._why_closed = "The engine is closed; make a new one to go on."
         self._thread: threading.Thread | None = None
 
     def submit(self, job: Job) -> None:
@@ -159,10 +46,16 @@ class Scheduler:
 
         Raises:
             EngineClosedError: after ``close``.
+            InvalidRequestError: on the worker thread itself, which would wait for itself.
         """
+        if threading.current_thread() is self._thread:
+            raise InvalidRequestError(
+                "A request from the engine's own worker thread (from a logits_processor, say) would wait for itself; "
+                "ask from another thread."
+            )
         with self._wake:
             if self._closed:
-                raise EngineClosedError("The engine is closed; make a new one to go on.")
+                raise EngineClosedError(self._why_closed)
             self._waiting.extend(job.members)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="agentspec", daemon=True)
@@ -189,6 +82,7 @@ class Scheduler:
         except BaseException as error:  # a SystemExit in somebody's processor, say: nobody may wait for ever
             cause = EngineClosedError(f"The engine's worker was ended by {error!r}; make a new engine to go on.")
             cause.__cause__ = error
+            self._why_closed = str(cause)
         with self._wake:
             self._closed = True
             left = [*self._running, *self._waiting]
@@ -196,32 +90,69 @@ class Scheduler:
             member.job.fail(cause)
 
     def step(self) -> None:
-        """One turn of the loop: those who left leave, those who fit join, and everyone gets a round."""
-        for member in [*self._running, *self._waiting]:
-            member.job.expire()
-        self._running = [m for m in self._running if not m.job.is_over]
-        while self._waiting and len(self._running) < self._max_running:
-            self._admit(self._waiting.popleft())
+        """One turn of the loop: those who left leave, those who fit join, some of their prompts is read, and everyone
+        who is ready gets a round."""
+        self._let_go()
+        self._share()
+        self._admit()
+        self._prefill()
+        ready = [m for m in self._running if m.is_ready]
         for _, group in itertools.groupby(
-            sorted(self._running, key=lambda m: m.sequence.acceptance), key=lambda m: m.sequence.acceptance
+            sorted(ready, key=lambda m: m.sequence.acceptance), key=lambda m: m.sequence.acceptance
         ):
             self._round(list(group))
         self._running = [m for m in self._running if m.sequence.finish_reason is None and not m.job.is_over]
 
-    def _admit(self, member: _Member) -> None:
-        if member.job.is_over:
-            return
-        try:
-            member.admit(self._decoder)
-        except Exception as error:
-            member.job.fail(error)
-        except BaseException:
-            self._waiting.appendleft(member)  # the worker ends, and tells all who wait
-            raise
-        else:
-            self._running.append(member)
+    def _let_go(self) -> None:
+        """Of all whose time is up or whom nobody waits for any more."""
+        for member in [*self._running, *self._waiting]:
+            member.job.expire()
+        self._running = [m for m in self._running if not m.job.is_over]
+        with self._wake:
+            self._waiting = [m for m in self._waiting if not m.job.is_over]
 
-    def _round(self, members: list[_Member]) -> None:
+    def _share(self) -> None:
+        """Take places from a job that has twice its share, for jobs that have none."""
+        places = Counter(m.job for m in self._running)
+        starving = {m.job for m in self._waiting} - places.keys()
+        share = self._max_running / max(1, len(starving) + len(places))
+        needed = len(starving) - (self._max_running - len(self._running))
+        for _ in range(needed):
+            job, count = max(places.items(), key=lambda item: item[1], default=(None, 0))
+            if job is None or count < 2 or count < 2 * share:
+                return
+            member = [m for m in self._running if m.job is job][-1]
+            member.return_to_queue()
+            places[job] -= 1
+            self._running.remove(member)
+            with self._wake:
+                self._waiting.append(member)
+
+    def _admit(self) -> None:
+        """Fill the free places: by priority, then for the job that has the fewest places, then in order of arrival."""
+        places = Counter(m.job for m in self._running)
+        with self._wake:
+            while self._waiting and len(self._running) < self._max_running:
+                member = min(self._waiting, key=lambda m: (-m.job.priority, places[m.job]))
+                self._waiting.remove(member)
+                self._running.append(member)
+                member.leave_queue()
+                places[member.job] += 1
+
+    def _prefill(self) -> None:
+        """Read on in the prompts of those who are not ready, one after the other, some tokens in all."""
+        left = self._prefill_tokens
+        for member in self._running:
+            if left <= 0:
+                return
+            if member.is_ready or member.job.is_over:
+                continue
+            try:
+                left -= member.prefill(self._decoder, left)
+            except Exception as error:
+                member.job.fail(error)
+
+    def _round(self, members: list[Member]) -> None:
         """A round for sequences of one acceptance rule. What goes wrong in it is theirs alone.
 
         A request that turns out to be impossible (its grammar or processor leaves no token) must not take its mates

@@ -11,8 +11,8 @@ from typing import Any
 import jsonschema
 
 from agentspec.errors import GrammarError
+from agentspec.job import Delta
 from agentspec.request import Request
-from agentspec.scheduler import Delta
 from agentspec.sequence import FinishReason
 
 

@@ -15,14 +15,18 @@ MODULES = sorted([*(ROOT / "agentspec").rglob("*.py"), *(ROOT / "integrations").
 
 # From the ground up; a module may import from its own storey and from those below.
 STOREYS = [
-    {"agentspec.errors", "agentspec.detokenizer", "agentspec.stats"},
+    {"agentspec.errors", "agentspec.detokenizer", "agentspec.stats", "agentspec.cache"},
+    {"agentspec.calls"},
     {"agentspec.grammar"},
     {"agentspec.sampling", "agentspec.dice"},
     {"agentspec.sequence", "agentspec.models"},
     {"agentspec.constraints", "agentspec.draft_length"},
     {"agentspec.drafters"},
     {"agentspec.speculative"},
+    {"agentspec.job"},
     {"agentspec.scheduler"},
+    {"agentspec.request"},
+    {"agentspec.validation"},
     {"agentspec.engine"},
     {"agentspec.chat", "agentspec.report", "agentspec.embedded"},
     {"agentspec.pairs"},
@@ -34,7 +38,9 @@ OWNERS = {
     "langchain": r"langchain_agentspec",
     "transformers": r"agentspec\.(models|chat|embedded|pairs)",
     "llguidance": r"agentspec\.constraints\.llguidance",
+    "outlines": r"agentspec\.constraints\.outlines",
     "outlines_core": r"agentspec\.constraints\.outlines",
+    "diskcache": r"agentspec\.cache",
 }
 
 

@@ -1,0 +1,196 @@
+"""The disk cache: bytes under text keys, kept between processes, of which nothing is ever executed.
+
+It lies on ``diskcache``, which unpickles what it finds. Here a row that is not plain bytes is a miss before it is read,
+no value lies in a file of its own (whose name a row could choose), and a value says which key it belongs to and what
+its digest is. The folder must belong to the user alone.
+
+A cache costs time where it fails, never a result: what cannot be read is a miss, what cannot be written is dropped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import diskcache
+from diskcache.core import DEFAULT_SETTINGS, METADATA, MODE_RAW
+
+from agentspec.errors import CacheError
+
+CACHE_VARIABLE = "AGENTSPEC_CACHE"
+SIZE_LIMIT = 2**30  # bytes; what was stored first goes first
+WAIT_SECONDS = 1.0  # for a lock of another process; longer than that, computing again is as good
+
+_FRAME = b"agentspec cache 1\n"
+_DIGEST_SIZE = hashlib.sha256().digest_size
+
+T = TypeVar("T")
+
+
+def root() -> Path:
+    """The folder of everything that agentspec keeps: ``$AGENTSPEC_CACHE``, or ``agentspec`` in the user's cache."""
+    if named := os.environ.get(CACHE_VARIABLE):
+        return Path(named).expanduser().resolve()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentspec"
+
+
+class DiskCache:
+    """Bytes under text keys. Safe to share between threads and processes; a connection lives for one operation.
+
+    Args:
+        folder: made with mode 0700 where it is missing; by default ``entries`` below ``root()``.
+        size_limit: bytes to keep, about.
+
+    Raises:
+        CacheError: for a folder that another user owns or that others may enter. A folder that can only not be used
+            (a full or read-only disk, a locked or broken database) makes a cache that keeps nothing.
+    """
+
+    def __init__(self, folder: Path | None = None, size_limit: int = SIZE_LIMIT) -> None:
+        self._cache: diskcache.Cache | None = None
+        folder = folder or root() / "entries"
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _expect_private(folder)
+            _expect_usable(folder)
+            self._cache = diskcache.Cache(
+                str(folder), timeout=WAIT_SECONDS, disk=_BytesDisk, **_SETTINGS, size_limit=size_limit
+            )
+        except _FAILURES:
+            return
+        self.close()
+
+    def get(self, key: str) -> bytes | None:
+        """The value under a key; None where there is none that can be trusted."""
+        frame = self._try(lambda cache: cache.get(_digest(key)))
+        return _unframed(key, frame) if isinstance(frame, bytes) else None
+
+    def set(self, key: str, value: bytes) -> None:
+        """Keep a value, if that is possible."""
+        if not isinstance(value, bytes):
+            raise TypeError(f"The cache keeps bytes, got {type(value).__name__}.")
+        self._try(lambda cache: cache.set(_digest(key), _framed(key, value)))
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._try(lambda cache: cache.clear())
+
+    def close(self) -> None:
+        """Let go of the files; a later call opens them again."""
+        if self._cache is not None:
+            self._cache.close()
+
+    def _try(self, act: Callable[[diskcache.Cache], T]) -> T | None:
+        if self._cache is None:
+            return None
+        try:
+            return act(self._cache)
+        except _FAILURES:
+            return None
+        finally:
+            # Else every thread would leave a connection open when it ends, for somebody else to close.
+            self.close()
+
+
+class _ForeignRowError(Exception):
+    """A row that this class did not write."""
+
+
+# What a full disk, another process, or whoever else wrote into the folder can bring about.
+_FAILURES = (OSError, sqlite3.Error, diskcache.Timeout, _ForeignRowError, ValueError, TypeError, KeyError)
+
+# All of them: what is left out, diskcache takes from the database.
+_SETTINGS: dict[str, Any] = {
+    **{name: value for name, value in DEFAULT_SETTINGS.items() if name != "size_limit"},
+    "eviction_policy": "least-recently-stored",  # the only one whose reads do not write
+    "disk_pickle_protocol": 0,
+}
+
+
+class _BytesDisk(diskcache.Disk):  # type: ignore[misc]  # diskcache has no types
+    """Keys are text and values bytes, inside the database; whatever else a row holds is refused unread."""
+
+    def put(self, key: Any) -> tuple[str, bool]:
+        if type(key) is not str:
+            _refuse("key", type(key))
+        return key, True
+
+    def get(self, key: Any, raw: Any) -> str:
+        if raw != 1 or type(key) is not str:
+            _refuse("key", type(key))
+        return key
+
+    def store(self, value: Any, read: bool, key: Any = None) -> tuple[int, int, None, sqlite3.Binary]:
+        if read or type(value) is not bytes:
+            _refuse("value", type(value))
+        return 0, MODE_RAW, None, sqlite3.Binary(value)
+
+    def fetch(self, mode: Any, filename: Any, value: Any, read: bool) -> bytes:
+        if mode != MODE_RAW or filename is not None or read or type(value) is not bytes:
+            _refuse("value", type(value))
+        return value
+
+    def filename(self, key: Any = None, value: Any = None) -> NoReturn:
+        _refuse("file", type(value))
+
+    def remove(self, file_path: Any) -> None:
+        """Nothing: no row of ours has a file, and another's may name any file of the user."""
+
+
+def _refuse(what: str, kind: type) -> NoReturn:
+    raise _ForeignRowError(f"Expected a text key and a value of bytes inside the database, got a {what} of {kind}.")
+
+
+def _expect_private(folder: Path) -> None:
+    found = folder.stat()
+    if not hasattr(os, "getuid"):  # no owners and modes to look at
+        return
+    if found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise CacheError(
+            f"The cache folder {folder} must belong to the user alone (mode 0700): it belongs to uid {found.st_uid} "
+            f"and has mode {found.st_mode & 0o777:04o}. Say `chmod 700` on it if it is yours and you trust what is in "
+            f"it, or set {CACHE_VARIABLE} to another folder."
+        )
+
+
+def _expect_usable(folder: Path) -> None:
+    """A look at an existing database before diskcache sees it, which would wait a minute for a lock, and which takes
+    settings from it that it writes into SQL statements."""
+    database = folder / diskcache.core.DBNAME
+    if not database.exists():
+        return
+    if database.is_symlink():
+        _refuse("file", Path)
+    with closing(sqlite3.connect(database, timeout=WAIT_SECONDS, isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        exists = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'Settings'").fetchone()
+        found = dict(connection.execute("SELECT key, value FROM Settings")) if exists else {}
+        connection.execute("ROLLBACK")
+    for name, value in found.items():
+        expected = {**DEFAULT_SETTINGS, **METADATA, **_SETTINGS}.get(name)
+        if type(value) is not type(expected) or (isinstance(value, str) and value != expected):
+            _refuse("value", type(value))
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def _framed(key: str, value: bytes) -> bytes:
+    named = key.encode()
+    body = len(named).to_bytes(4, "big") + named + value
+    return _FRAME + hashlib.sha256(body).digest() + body
+
+
+def _unframed(key: str, frame: bytes) -> bytes | None:
+    """The value, if the frame is whole and says that it belongs to the key."""
+    named = key.encode()
+    body = frame[len(_FRAME) + _DIGEST_SIZE :]
+    head = len(named).to_bytes(4, "big") + named
+    is_ours = frame == _FRAME + hashlib.sha256(body).digest() + body and body.startswith(head)
+    return body[len(head) :] if is_ours else None

@@ -1,0 +1,156 @@
+"""One request on its way: its sequences, what they are waiting for, and what has been told of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+from agentspec.errors import RequestTimeoutError
+from agentspec.models import cached_tokens
+from agentspec.sequence import FinishReason, Sequence, TokenLogprob
+from agentspec.speculative import SpeculativeDecoder
+from agentspec.stats import StepStats
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What a round added to one sample of a request.
+
+    Args:
+        index: of the sample.
+        tokens: ids emitted since the last delta, settled: no later delta takes them back.
+        text: their text.
+        logprobs: one per token where they were asked for.
+        finish_reason: set on the sample's last delta.
+        stats: of the sample's whole step, on its last delta.
+        invalid: on the last delta, why the whole text does not satisfy its schema, where that was to be checked.
+    """
+
+    index: int
+    tokens: tuple[int, ...] = ()
+    text: str = ""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+    stats: StepStats | None = None
+    invalid: str | None = None
+
+
+class Job:
+    """A request on its way: its sequences, and where their deltas go.
+
+    Args:
+        sequences: the samples of the request.
+        emit: takes deltas, or the exception that ended the request; called on the worker thread.
+        timeout_s: seconds that the request may take from now on; None for no limit.
+        priority: jobs of a higher one leave the queue first.
+    """
+
+    def __init__(
+        self,
+        sequences: SequenceOf[Sequence],
+        emit: Callable[[Delta | BaseException], None],
+        timeout_s: float | None = None,
+        priority: int = 0,
+    ) -> None:
+        self.priority = priority
+        self._timeout_s = timeout_s
+        self._arrived = time.perf_counter()
+        self.members = [Member(self, index, sequence) for index, sequence in enumerate(sequences)]
+        self._emit = emit
+        self.is_over = False
+
+    def cancel(self) -> None:
+        """Nobody waits any more: the sequences leave before the next round. May be called from any thread."""
+        self.is_over = True
+
+    def expire(self) -> None:
+        """End the request with an error where its time is up."""
+        if self._timeout_s is not None and time.perf_counter() - self._arrived > self._timeout_s:
+            emitted = sum(member.sequence.length for member in self.members)
+            self.fail(
+                RequestTimeoutError(
+                    f"The request took longer than its timeout of {self._timeout_s:g} s; {emitted} tokens were emitted."
+                )
+            )
+
+    def fail(self, error: BaseException) -> None:
+        """End the request with an error."""
+        if not self.is_over:
+            self.send(error)
+        self.is_over = True
+
+    def send(self, item: Delta | BaseException) -> None:
+        """Hand over; a receiver that is gone (its event loop closed, say) cancels the job, and nobody else."""
+        try:
+            self._emit(item)
+        except Exception:
+            self.cancel()
+
+
+class Member:
+    """One sequence of a job, with the account of its time.
+
+    Between the queue and its rounds it lets the models compute its context, some tokens at a time; a member that is
+    sent back to the queue goes on later from where it was.
+    """
+
+    def __init__(self, job: Job, index: int, sequence: Sequence) -> None:
+        self.job = job
+        self.index = index
+        self.sequence = sequence
+        self.stats = StepStats(prompt_tokens=sequence.prompt_length)
+        self.is_ready = False  # for rounds
+        self._arrived = self._queued = time.perf_counter()
+        self._is_known = False  # to the models: what they had cached of it was looked up
+        self._told_tokens = 0
+        self._told_text = 0
+
+    def leave_queue(self) -> None:
+        """Its turn has come."""
+        self.stats.seconds["queue_s"] += time.perf_counter() - self._queued
+
+    def return_to_queue(self) -> None:
+        """Others need the place more; what the models have cached of it may be lost."""
+        self.is_ready = False
+        self._queued = time.perf_counter()
+
+    def prefill(self, decoder: SpeculativeDecoder, tokens: int) -> int:
+        """Let the models compute up to ``tokens`` more of the context; how many there were to compute.
+
+        The last token of the context is left to the first round, which feeds it.
+        """
+        started = time.perf_counter()
+        context = self.sequence.context[:-1]
+        cached = cached_tokens(decoder.target, context)
+        if not self._is_known:
+            self.stats.cached_tokens, self._is_known = cached, True
+        end = min(len(context), cached + tokens)
+        decoder.prefill([context[:end]])
+        self.is_ready = end == len(context)
+        self.stats.seconds["prefill_s"] += time.perf_counter() - started
+        return end - cached
+
+    def tell(self) -> None:
+        """Send what is new and settled."""
+        sequence, finished = self.sequence, self.sequence.finish_reason is not None
+        tokens, text = sequence.tokens[self._told_tokens : sequence.settled_length], sequence.settled_text
+        if not (tokens or finished):
+            return
+        since_arrival = time.perf_counter() - self._arrived
+        self.stats.ttft_s = self.stats.ttft_s or since_arrival
+        self.stats.total_s, self.stats.new_tokens = since_arrival, sequence.length
+        self.stats.ended_at = time.time()
+        self.job.send(
+            Delta(
+                self.index,
+                tuple(tokens),
+                text[self._told_text :],
+                tuple(sequence.logprobs[self._told_tokens : self._told_tokens + len(tokens)]),
+                sequence.finish_reason,
+                self.stats if finished else None,
+            )
+        )
+        self._told_tokens += len(tokens)
+        self._told_text = len(text)

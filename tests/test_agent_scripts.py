@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import runpy
 from collections.abc import Iterator
@@ -37,6 +38,6 @@ def test_every_call_of_an_agent_script_is_valid(engine: LocalEngine, shared_data
     assert found["calls"] >= 2
     assert found["invalid calls"] == 0
     steps = [message for message in messages if isinstance(message, AIMessage)]
-    for before, after in zip(steps, steps[1:], strict=False):
+    for before, after in itertools.pairwise(steps):
         told = [step.response_metadata["agentspec"] for step in (before, after)]
         assert told[1]["cached_tokens"] >= told[0]["prompt_tokens"] + told[0]["new_tokens"] - 1

@@ -28,7 +28,7 @@ STOREYS = [
     {"agentspec.request"},
     {"agentspec.validation"},
     {"agentspec.engine"},
-    {"agentspec.chat", "agentspec.report", "agentspec.embedded"},
+    {"agentspec.chat", "agentspec.report", "agentspec.embedded", "agentspec.consistency"},
     {"agentspec.pairs"},
     {"agentspec"},
     {"langchain_agentspec"},

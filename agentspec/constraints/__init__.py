@@ -10,10 +10,11 @@ model's law given that the whole text fits the grammar.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import time
-from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -25,11 +26,25 @@ from agentspec.sampling import Prefix
 from agentspec.sequence import Batch, Matcher
 from agentspec.sequence import Sequence as TokenSequence
 
-__all__ = ["Grammar", "GrammarCompiler", "GrammarEngine", "Matcher", "Walk", "begin", "compiler"]
+__all__ = [
+    "GRAMMAR_ENGINES",
+    "AutoCompiler",
+    "Grammar",
+    "GrammarCompiler",
+    "GrammarEngine",
+    "Matcher",
+    "Walk",
+    "begin",
+    "compiler",
+]
 
 
 GrammarEngine = Literal["llguidance", "outlines", "auto"]
 """Names of the engines; ``"auto"`` takes the first that can express a grammar."""
+
+GRAMMAR_ENGINES: tuple[GrammarEngine, ...] = get_args(GrammarEngine)
+
+_IN_ORDER: tuple[GrammarEngine, ...] = ("llguidance", "outlines")
 
 
 class GrammarCompiler(Protocol):
@@ -48,13 +63,39 @@ def compiler(tokenizer: Any, vocab_size: int, engine: GrammarEngine = "llguidanc
     """The named grammar engine for a tokenizer of transformers.
 
     Raises:
-        GrammarError: for an engine of another name.
+        GrammarError: for an engine of another name, or a tokenizer that it cannot read.
     """
-    engine = "llguidance" if engine == "auto" else engine
-    if engine != "llguidance":
-        raise GrammarError(f"Unknown grammar engine {engine!r}; expected 'llguidance'.")
+    if engine not in GRAMMAR_ENGINES:
+        raise GrammarError(f"Unknown grammar engine {engine!r}; expected one of {', '.join(GRAMMAR_ENGINES)}.")
+    if engine == "auto":
+        return AutoCompiler({name: functools.partial(compiler, tokenizer, vocab_size, name) for name in _IN_ORDER})
     made: GrammarCompiler = importlib.import_module(f"{__name__}.{engine}").Compiler(tokenizer, vocab_size)
     return made
+
+
+class AutoCompiler:
+    """Asks one engine after the other. Each is made when it is first asked.
+
+    Args:
+        engines: what makes each, by name and in their order.
+    """
+
+    def __init__(self, engines: Mapping[str, Callable[[], GrammarCompiler]]) -> None:
+        self._engines = {name: functools.cache(make) for name, make in engines.items()}
+
+    def matcher(self, grammar: Grammar) -> Matcher:
+        """A matcher of the first engine that can express ``grammar``.
+
+        Raises:
+            GrammarError: where none can; holds the reasons of all.
+        """
+        reasons = []
+        for name, engine in self._engines.items():
+            try:
+                return engine().matcher(grammar)
+            except GrammarError as error:
+                reasons.append(f"{name}: {error}")
+        raise GrammarError("No grammar engine can express this grammar. " + " ".join(reasons))
 
 
 def begin(grammar: Grammar, grammars: GrammarCompiler, tokenizer: Any) -> Matcher:

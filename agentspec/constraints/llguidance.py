@@ -134,6 +134,8 @@ class LLGuidanceMatcher:
 
     def advance(self, token: int) -> bool:
         """Take one token; False, and no change, where it is not allowed."""
+        if token in self._tokenizer.eos_tokens:
+            return False  # llguidance takes it at the end, and does not count it when it rewinds
         taken = self._matcher.try_consume_tokens([token]) == 1
         self._check()
         return taken

@@ -1,7 +1,8 @@
 """400 real JSON Schemas (or any in the same form) against a grammar engine and the embedded model.
 
-Run ``python examples/benchmark/schemas.py SCHEMAS.jsonl [--outputs 100] [--json results.json]``; a line of the file is
-``{"id", "source", "schema", "valid": [...], "invalid": [...]}``. Per source it prints how many schemas compile, which
+Run ``python examples/benchmark/schemas.py SCHEMAS.jsonl [--engine llguidance outlines auto] [--outputs 100] [--json
+results.json]``; a line of the file is ``{"id", "source", "schema", "valid": [...], "invalid": [...]}``. Per engine and
+source it prints how many schemas compile, which
 keywords the others are refused for, how many of the valid instances the grammar accepts (written as ``json.dumps``
 writes them, properties in the order of the schema where that is needed) and of the invalid ones it rejects, and how
 many outputs of the embedded model at temperature 1 finish and validate with ``jsonschema``: all that finish must.
@@ -11,18 +12,24 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import statistics
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import jsonschema
 
 from agentspec import Grammar, GrammarError, LocalEngine, Request, SamplingParams
+from agentspec.cache import CACHE_VARIABLE
 from agentspec.chat import ChatFormat
-from agentspec.constraints import GrammarCompiler, compiler
+from agentspec.constraints import GRAMMAR_ENGINES, GrammarCompiler, GrammarEngine, compiler
 from agentspec.grammar import to_json
 from agentspec.pairs import PairSpec, load_engine
 
@@ -54,50 +61,85 @@ def is_valid(value: Any, schema: Any) -> bool:
 def keyword(error: GrammarError) -> str:
     """What a schema was refused for: the keywords named in the error, or its first words."""
     named = re.findall(r"[Uu]nimplemented keys?: (\[.*?\])", str(error))
-    return named[0] if named else str(error).split(": ", 1)[-1][:60]
+    reason = str(error).split("does not build ")[-1].split(" (at #")[0]
+    return named[0] if named else re.sub(r"\d+|'.*'|\{.*", "...", reason.split("cannot be compiled: ")[-1])[:60]
+
+
+@dataclass
+class Tally:
+    """What one engine did with the schemas."""
+
+    totals: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    refused: Counter[str] = field(default_factory=Counter)
+    first_mask: list[float] = field(default_factory=list)
+    compiled: list[tuple[dict[str, Any], Grammar]] = field(default_factory=list)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("schemas", type=Path)
+    parser.add_argument("--engine", nargs="+", default=["llguidance"], choices=GRAMMAR_ENGINES)
     parser.add_argument("--outputs", type=int, default=60, help="schemas to decode an instance of")
     parser.add_argument("--max-tokens", type=int, default=160)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args()
     rows = [json.loads(line) for line in options.schemas.read_text().splitlines()]
-
     engine = load_engine(PairSpec(device="cpu"))
-    tokenizer = engine.tokenizer
-    grammars = compiler(tokenizer, engine.decoder.target.vocab_size)
-    totals: dict[str, Counter[str]] = defaultdict(Counter)
-    refused: Counter[str] = Counter()
-    first_mask: list[float] = []
-    compiled = []
+    figures = {}
+    for name in options.engine:
+        print(f"\n{name}")
+        with TemporaryDirectory() as empty, patched_environment(CACHE_VARIABLE, empty):
+            tally = compile_all(compiler(engine.tokenizer, engine.decoder.target.vocab_size, name), engine, rows)
+        step = max(1, len(tally.compiled) // max(1, options.outputs))
+        outputs(engine, name, tally.compiled[::step] if options.outputs else [], options.max_tokens, tally.totals)
+        figures[name] = show(tally)
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1))
+
+
+@contextmanager
+def patched_environment(name: str, value: str) -> Iterator[None]:
+    """A variable of the environment, for a while: here so that no compiled grammar lies in the disk cache yet."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        if before is not None:
+            os.environ[name] = before
+
+
+def compile_all(grammars: GrammarCompiler, engine: LocalEngine, rows: list[dict[str, Any]]) -> Tally:
+    """Compile every schema, and try its instances."""
+    tally = Tally()
     for row in rows:
-        count = totals[row["source"]]
+        count = tally.totals[row["source"]]
         count["schemas"] += 1
         grammar = Grammar.json_schema(row["schema"])
         started = time.perf_counter()
         try:
             grammars.matcher(grammar).allowed()
         except GrammarError as error:
-            refused[keyword(error)] += 1
+            tally.refused[keyword(error)] += 1
             continue
-        first_mask.append(time.perf_counter() - started)
-        compiled.append((row, grammar))
+        tally.first_mask.append(time.perf_counter() - started)
+        tally.compiled.append((row, grammar))
         count["compiled"] += 1
         for kind, expected in (("valid", True), ("invalid", False)):
             for instance in row[kind]:
                 texts = {to_json(instance), to_json(in_schema_order(instance, row["schema"]))}
-                accepted = any(accepts(grammars, grammar, tokenizer, text) for text in texts)
+                accepted = any(accepts(grammars, grammar, engine.tokenizer, text) for text in texts)
                 count[kind] += 1
                 count[f"{kind} right"] += accepted == expected
-    outputs(engine, compiled[:: max(1, len(compiled) // max(1, options.outputs))], options.max_tokens, totals)
-    show(totals, refused, first_mask, options.json)
+                if accepted and not expected:
+                    print(f"INVALID INSTANCE ACCEPTED of {row['id']}: {to_json(instance)}")
+    return tally
 
 
 def outputs(
     engine: LocalEngine,
+    name: GrammarEngine,
     compiled: list[tuple[dict[str, Any], Grammar]],
     max_tokens: int,
     totals: dict[str, Counter[str]],
@@ -106,7 +148,7 @@ def outputs(
     chat = ChatFormat(engine.tokenizer)
     prompt = chat.render([{"role": "user", "content": "Write a short JSON document about a small shop."}])
     requests = [
-        Request(prompt, SamplingParams(seed=seed, max_tokens=max_tokens), grammar=grammar)
+        Request(prompt, SamplingParams(seed=seed, max_tokens=max_tokens), grammar=grammar, grammar_engine=name)
         for seed, (_, grammar) in enumerate(compiled)
     ]
     for (row, _), [completion] in zip(compiled, engine.generate(requests), strict=True):
@@ -124,21 +166,21 @@ def outputs(
                 print(f"INVALID OUTPUT of {row['id']}: {completion.text}")
 
 
-def show(totals: dict[str, Counter[str]], refused: Counter[str], first_mask: list[float], path: Path | None) -> None:
-    """Print the table, and write the figures where asked."""
+def show(tally: Tally) -> dict[str, Any]:
+    """Print the table of one engine; its figures."""
     columns = ("schemas", "compiled", "valid", "valid right", "invalid", "invalid right", "outputs", "finished")
-    whole: Counter[str] = sum(totals.values(), Counter())
+    whole: Counter[str] = sum(tally.totals.values(), Counter())
     print(f"{'source':18s}" + "".join(f"{name:>15s}" for name in (*columns, "finished valid")))
-    for source, count in [*sorted(totals.items()), ("all", whole)]:
+    for source, count in [*sorted(tally.totals.items()), ("all", whole)]:
         print(f"{source:18s}" + "".join(f"{count[name]:15d}" for name in (*columns, "finished valid")))
-    print("\nrefused for: " + ", ".join(f"{name} ({count})" for name, count in refused.most_common()))
-    times = [1000 * seconds for seconds in sorted(first_mask)]
-    print(f"time to first mask: p50 {statistics.median(times):.1f} ms, p99 {times[int(0.99 * len(times))]:.1f} ms")
+    print("\nrefused for: " + ", ".join(f"{name} ({count})" for name, count in tally.refused.most_common()))
+    times = [1000 * seconds for seconds in sorted(tally.first_mask)]
+    p50, p99 = statistics.median(times), times[int(0.99 * len(times))]
+    print(f"time to first mask: p50 {p50:.1f} ms, p99 {p99:.1f} ms")
     if whole["verify ms"]:
         print(f"masks take {whole['mask ms'] / whole['verify ms']:.1%} of the target passes' time")
         print(f"{whole['tokens'] / whole['target calls']:.2f} tokens per target call")
-    if path:
-        path.write_text(json.dumps({"sources": totals, "all": whole, "refused": refused}, indent=1))
+    return {"sources": tally.totals, "all": whole, "refused": tally.refused, "first mask ms": {"p50": p50, "p99": p99}}
 
 
 if __name__ == "__main__":

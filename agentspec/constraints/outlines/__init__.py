@@ -1,14 +1,36 @@
-"""outlines' types as grammars: whoever has them can go on using them."""
+"""Grammars by outlines-core: regular expressions, choices and JSON Schemas as automata; and outlines' own types.
+
+The state is an integer and rewinding is free. A grammar is compiled once on a machine: its automaton reads bytes, so it
+serves every vocabulary, and lies in the disk cache. Which tokens are legal in a state is computed when a text first
+gets there.
+
+What differs from llguidance: no context-free grammars; JSON Schemas as ``json_regex`` says (objects hold their named
+properties only, and recursive schemas are refused); a token is legal however the tokenizer would have split the text.
+"""
 
 from __future__ import annotations
 
+import functools
+import importlib
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
-from outlines.types import dsl
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
 
-from agentspec.errors import GrammarError
+from agentspec.cache import DiskCache
+from agentspec.constraints.outlines.automaton import Automaton, build
+from agentspec.constraints.outlines.json_regex import json_regex
+from agentspec.constraints.outlines.text import literal
+from agentspec.constraints.outlines.vocabulary import TokenTrie, token_bytes
+from agentspec.errors import CacheError, GrammarError
 from agentspec.grammar import Grammar
+
+COMPILED = 64  # grammars kept in memory; 10 KB to 20 MB each
+MASKS = 256  # states of each whose masks are kept, packed
 
 
 def describe(term: Any) -> Grammar:
@@ -17,6 +39,7 @@ def describe(term: Any) -> Grammar:
     Raises:
         GrammarError: for something of outlines that is no term.
     """
+    dsl = importlib.import_module("outlines.types.dsl")  # the engine does without the package
     if isinstance(term, dsl.JsonSchema):
         return Grammar.json_schema(json.loads(term.schema))
     if isinstance(term, dsl.CFG):
@@ -26,3 +49,139 @@ def describe(term: Any) -> Grammar:
     if isinstance(term, dsl.Term):
         return Grammar.regex(dsl.to_regex(term))
     raise GrammarError(f"Expected a type or term of outlines, got {term!r}.")
+
+
+class Compiler:
+    """Compiles grammars for one tokenizer and keeps the compiled ones.
+
+    Args:
+        tokenizer: a fast tokenizer of transformers.
+        vocab_size: ids that the model's logits cover.
+        cache: keeps automata between processes; None for no such cache.
+
+    Raises:
+        GrammarError: for a tokenizer whose tokens have no bytes that are known.
+    """
+
+    def __init__(
+        self, tokenizer: Any, vocab_size: int, cache: DiskCache | Literal["default"] | None = "default"
+    ) -> None:
+        self._written = token_bytes(tokenizer, vocab_size)
+        self._trie = TokenTrie(self._written)
+        self._cache = _default_cache() if cache == "default" else cache
+        self._compiled = functools.lru_cache(maxsize=COMPILED)(self._compile)
+
+    def matcher(self, grammar: Grammar) -> OutlinesMatcher:
+        """A matcher at the start of ``grammar``.
+
+        Raises:
+            GrammarError: where it cannot be compiled, is too large, or nothing matches it.
+        """
+        made = self._compiled(grammar)
+        if isinstance(made, str):
+            raise GrammarError(made)
+        return OutlinesMatcher(made)
+
+    def _compile(self, grammar: Grammar) -> Compiled | str:
+        """The compiled grammar, or why there is none: to find that out may have taken seconds."""
+        try:
+            return self._made(grammar)
+        except GrammarError as error:
+            return str(error)
+
+    def _made(self, grammar: Grammar) -> Compiled:
+        if grammar.kind not in _REGEXES:
+            raise GrammarError(
+                f"The outlines engine has no grammars of the kind {grammar.kind!r}, only {', '.join(_REGEXES)}; "
+                "llguidance has."
+            )
+        made = Compiled(build(_REGEXES[grammar.kind](grammar.source), self._cache), self._written, self._trie)
+        if not made.automaton.finals[_FIRST] and not made.legal(_FIRST).any():
+            raise GrammarError(f"The {grammar.kind} grammar has no first token in this vocabulary; nothing matches it.")
+        return made
+
+
+_FIRST = 1  # state of an automaton
+
+
+def _default_cache() -> DiskCache | None:
+    try:
+        return DiskCache()
+    except CacheError:  # somebody else's folder: compiling again is slower, and safe
+        return None
+
+
+def _regex(source: str) -> str:
+    # A text is matched from its beginning to its end, whatever it says about that itself.
+    for anchor in ("^", r"\A"):
+        source = source.removeprefix(anchor)
+    return source
+
+
+def _choice(source: str) -> str:
+    return "|".join(map(literal, json.loads(source)))
+
+
+_REGEXES: dict[str, Callable[[str], str]] = {
+    "regex": _regex,
+    "choice": _choice,
+    "json_schema": lambda source: json_regex(json.loads(source)),
+}
+
+
+class Compiled:
+    """An automaton for one vocabulary.
+
+    Args:
+        automaton: of the grammar.
+        written: what each token writes; None for tokens that are never legal.
+        trie: of the same tokens.
+    """
+
+    def __init__(self, automaton: Automaton, written: list[bytes | None], trie: TokenTrie) -> None:
+        self.automaton = automaton
+        self.vocab_size = len(written)
+        self._written = written
+        self._trie = trie
+        self._packed = functools.lru_cache(maxsize=MASKS)(self._pack)
+
+    def legal(self, state: int) -> npt.NDArray[np.bool_]:
+        """``[V]``: the tokens that may come next; a new array."""
+        return np.unpackbits(self._packed(state), count=self.vocab_size).view(np.bool_)
+
+    def after(self, state: int, token: int) -> int:
+        """The state behind a token; 0 where it is not legal."""
+        written = self._written[token] if 0 <= token < self.vocab_size else None
+        return self.automaton.after(state, written) if written else 0
+
+    def _pack(self, state: int) -> npt.NDArray[np.uint8]:
+        return np.packbits(self._trie.legal(self.automaton, state))
+
+
+class OutlinesMatcher:
+    """A matcher that is a stack of states: one for the beginning, and one behind each token."""
+
+    def __init__(self, compiled: Compiled) -> None:
+        self._compiled = compiled
+        self._states = [_FIRST]
+
+    def allowed(self) -> Tensor:
+        """``[V]`` bool: the tokens that may come next; none once the grammar has ended."""
+        return torch.from_numpy(self._compiled.legal(self._states[-1]))
+
+    def advance(self, token: int) -> bool:
+        """Take one token; False, and no change, where it is not allowed."""
+        state = self._compiled.after(self._states[-1], token)
+        if state:
+            self._states.append(state)
+        return state != 0
+
+    def rewind(self, count: int) -> None:
+        """Undo the last ``count`` advances."""
+        if not 0 <= count < len(self._states):
+            raise GrammarError(f"Expected to undo at most {len(self._states) - 1} tokens, got {count}.")
+        del self._states[len(self._states) - count :]
+
+    def is_complete(self) -> bool:
+        """Whether the text so far is a whole sentence of the grammar."""
+        return bool(self._compiled.automaton.finals[self._states[-1]])

@@ -1,0 +1,350 @@
+"""One suite for every grammar engine: what a matcher promises, and that both engines mean the same languages."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+
+from agentspec import (
+    Cascade,
+    CausalLM,
+    Grammar,
+    GrammarError,
+    LocalEngine,
+    PromptLookupDrafter,
+    Request,
+    SamplingParams,
+    SpeculativeDecoder,
+)
+from agentspec.constraints import GRAMMAR_ENGINES, GrammarCompiler, Matcher, Walk, compiler
+from agentspec.sequence import Batch, Sequence
+
+ENGINES = ["llguidance", "outlines"]
+SHOP = {
+    "type": "object",
+    "properties": {
+        "item": {"enum": ["lamp", "sofa", "Öllampe 💡", 'a "b"']},
+        "count": {"type": "integer", "minimum": 1, "maximum": 12},
+        "note": {"type": ["string", "null"], "maxLength": 6},
+        "sizes": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2},
+    },
+    "required": ["item", "count"],
+    "additionalProperties": False,
+}
+GRAMMARS = {
+    "regex": Grammar.regex("(ab|a)*c{2,3}|[é-ü]{1,4}"),
+    "choice": Grammar.choice(["yes", "yes, of course", "no", "né 💡"]),
+    "schema": Grammar.json_schema(SHOP),
+}
+SHUT = {"additionalProperties": False}
+LANGUAGES: list[tuple[Grammar, list[str], list[str]]] = [
+    (Grammar.regex("a|ab"), ["a", "ab"], ["", "b", "abb"]),
+    (Grammar.regex("^a+$"), ["a", "aa"], ["^a", "ab", ""]),
+    (Grammar.regex(r"\Aab?\z"), ["a", "ab"], ["b"]),
+    (Grammar.regex("a*?b??"), ["", "aa", "ab"], ["ba", "bb"]),
+    (Grammar.regex(r"\d{2,3}-[^x]"), ["12-a", "123-💡", "٣٣-é"], ["1-a", "1234-a", "12-x"]),
+    (Grammar.regex("(?i)straße"), ["STRAßE", "straße"], ["STRASSE"]),
+    (Grammar.regex("."), ["é", "💡"], ["\n", "ab"]),
+    (Grammar.choice(["a", "ab", "a.b", "(", "né\n💡"]), ["a", "ab", "a.b", "(", "né\n💡"], ["axb", "b", ""]),
+    (
+        Grammar.json_schema({"type": "string"}),
+        ['""', '"é💡 / "', r'"\" \\ \n \b"', r'"\u0001\u007F"', '"\u2028\x85"'],
+        ['"', '"\n"', r'"\/"', r'"\u0041"', '"\x7f"', "a", r'"\x"'],
+    ),
+    (
+        Grammar.json_schema({"type": "string", "minLength": 2, "maxLength": 3}),
+        ['"ab"', r'"\n\""', '"💡é💡"', r'"\u0001ab"'],
+        ['"a"', '"abcd"', '"💡"'],
+    ),
+    (
+        Grammar.json_schema({"type": "string", "pattern": "^a[^b]?$"}),
+        ['"a"', '"ac"', r'"a\n"', r'"a\""', '"a💡"'],
+        ['"ab"', '"ba"', '"acc"', '"a""'],
+    ),
+    (Grammar.json_schema({"type": "string", "pattern": "b|^c"}), ['"abc"', '"b"', '"cx"'], ['"ac"', '""']),
+    (Grammar.json_schema({"type": "integer"}), ["0", "-0", "-12", "9" * 30], ["1.0", "1e3", "01", "+1"]),
+    (Grammar.json_schema({"type": "number"}), ["0", "-1.50", "1e3", "1E-05", "2.5e+30"], ["1.", ".5", "01", "NaN"]),
+    (Grammar.json_schema({"type": "integer", "minimum": -3, "maximum": 105}), ["-3", "0", "105"], ["-4", "106", "-03"]),
+    (Grammar.json_schema({"type": "integer", "exclusiveMinimum": 9}), ["10", "99", "100"], ["9", "-10", "010"]),
+    (Grammar.json_schema({"type": "number", "minimum": 0, "maximum": 1}), ["0", "0.5", "1", "1.0"], ["1.1", "-0.5"]),
+    (Grammar.json_schema({"enum": [1, "a", None, True, {"b": [1, {"é": "x"}]}]}), ["1", '"a"', "null"], ["2", "false"]),
+    (Grammar.json_schema({"const": {"b": [1, {"é": "x,:"}]}}), ['{"b": [1, {"é": "x,:"}]}'], ['{"b":[1,{"é":"x,:"}]}']),
+    (Grammar.json_schema({"const": "a\x01\n"}), [r'"a\u0001\n"'], ['"a"']),
+    (Grammar.json_schema({"type": ["integer", "null"]}), ["1", "null"], ["1.5", '"1"']),
+    (Grammar.json_schema({"anyOf": [{"type": "boolean"}, {"const": 1}]}), ["true", "1"], ["0"]),
+    (Grammar.json_schema({"oneOf": [{"type": "boolean"}, {"type": "null"}]}), ["true", "null"], ["0"]),
+    (Grammar.json_schema({"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"type": "null"}}}), ["null"], ["1"]),
+    (Grammar.json_schema({"allOf": [{"type": "integer"}, {"minimum": 3}]}), ["3", "40"], ["2", '"a"']),
+    (
+        Grammar.json_schema({"type": "array", "items": {"type": "null"}, "minItems": 1, "maxItems": 2}),
+        ["[null]", "[null, null]"],
+        ["[]", "[null,null]", "[null, null, null]", "[1]"],
+    ),
+    (
+        Grammar.json_schema({"type": "array", "prefixItems": [{"const": 1}, {"const": 2}], "items": False}),
+        ["[]", "[1]", "[1, 2]"],
+        ["[2]", "[1, 2, 3]"],
+    ),
+    (
+        Grammar.json_schema({"type": "object", "properties": {"a": {"const": 1}, "b": {"const": 2}}, **SHUT}),
+        ["{}", '{"a": 1}', '{"b": 2}', '{"a": 1, "b": 2}'],
+        ['{"b": 2, "a": 1}', '{"a": 1,"b": 2}', '{"a": 1, }', '{"c": 1}', '{ "a": 1}'],
+    ),
+    (
+        Grammar.json_schema(
+            {"type": "object", "properties": {'q"\\é,:': {"const": 1}}, "required": ['q"\\é,:'], **SHUT}
+        ),
+        [r'{"q\"\\é,:": 1}'],
+        ["{}", r'{"q\"\\é,:":1}'],
+    ),
+    (
+        Grammar.json_schema({"type": "object", "additionalProperties": {"type": "null"}}),
+        ["{}", '{"": null}', r'{"a\"": null, "b": null}'],
+        ['{"a": 1}', '{"a": null, }'],
+    ),
+    (Grammar.json_schema(SHOP), ['{"item": "Öllampe 💡", "count": 12, "sizes": [true]}'], ['{"count": 1}']),
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(embedded_model: tuple[CausalLM, Any]) -> Any:
+    return embedded_model[1]
+
+
+@pytest.fixture(scope="module")
+def compilers(tokenizer: Any) -> dict[str, GrammarCompiler]:
+    return {name: compiler(tokenizer, len(tokenizer), name) for name in GRAMMAR_ENGINES}
+
+
+@pytest.fixture(params=ENGINES)
+def grammars(request: pytest.FixtureRequest, compilers: dict[str, GrammarCompiler]) -> GrammarCompiler:
+    return compilers[request.param]
+
+
+@pytest.fixture(params=list(GRAMMARS))
+def grammar(request: pytest.FixtureRequest) -> Grammar:
+    return GRAMMARS[request.param]
+
+
+def legal(matcher: Matcher) -> list[int]:
+    return matcher.allowed().nonzero()[:, 0].tolist()
+
+
+def walk(matcher: Matcher, seed: int, limit: int = 60) -> list[int]:
+    """Random legal tokens, up to the end of the grammar or somewhere before."""
+    choose, tokens = random.Random(seed), []
+    while len(tokens) < limit and (options := legal(matcher)):
+        if matcher.is_complete() and choose.random() < 0.3:
+            break
+        tokens.append(choose.choice(options))
+        assert matcher.advance(tokens[-1])
+    return tokens
+
+
+def accepts(grammars: GrammarCompiler, tokenizer: Any, grammar: Grammar, text: str) -> bool:
+    matcher = grammars.matcher(grammar)
+    return all(map(matcher.advance, tokenizer.encode(text, add_special_tokens=False))) and matcher.is_complete()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rewinding_undoes_advancing(grammars: GrammarCompiler, grammar: Grammar, seed: int) -> None:
+    tokens = walk(grammars.matcher(grammar), seed)
+    matcher, seen = grammars.matcher(grammar), []
+    for token in tokens:
+        seen.append((matcher.allowed(), matcher.is_complete()))
+        matcher.advance(token)
+    choose, place = random.Random(seed), len(tokens)
+    while place:
+        back = choose.randint(1, place)
+        matcher.rewind(back)
+        place -= back
+        mask, is_complete = seen[place]
+        assert torch.equal(matcher.allowed(), mask)
+        assert matcher.is_complete() == is_complete
+        matcher.rewind(len(walk(matcher, seed + 1, limit=2)))  # forth another way, and back
+        assert torch.equal(matcher.allowed(), mask)
+    matcher.rewind(0)
+    assert torch.equal(matcher.allowed(), seen[0][0])
+
+
+def test_masks_along_a_draft_are_those_of_single_steps(grammars: GrammarCompiler, grammar: Grammar) -> None:
+    drafts = [walk(grammars.matcher(grammar), seed, limit=6) for seed in (0, 1)]
+    batch = Batch([Sequence([0], matcher=grammars.matcher(grammar), end_tokens=[2]) for _ in drafts])
+    for _ in range(2):  # settled, it begins anew
+        along = Walk(batch, len(batch.sequences[0].matcher.allowed()))
+        masks = along.masks(drafts)
+        along.settle()
+        for row, draft in enumerate(drafts):
+            alone = grammars.matcher(grammar)
+            for k, token in enumerate(draft):
+                expected = alone.allowed()
+                expected[2] = alone.is_complete()  # the walk adds the end token where a sentence may end
+                assert torch.equal(masks[row, k], expected)
+                alone.advance(token)
+
+
+def test_an_illegal_token_changes_nothing(grammars: GrammarCompiler, grammar: Grammar) -> None:
+    matcher = grammars.matcher(grammar)
+    for token in walk(grammars.matcher(grammar), seed=0):
+        before = matcher.allowed()
+        for illegal in (~before).nonzero()[::9999, 0].tolist():
+            assert not matcher.advance(illegal)
+            assert torch.equal(matcher.allowed(), before)
+        assert matcher.advance(token)
+        matcher.rewind(1)
+        assert torch.equal(matcher.allowed(), before)
+        assert matcher.advance(token)
+
+
+def test_the_caller_may_change_a_mask(grammars: GrammarCompiler, grammar: Grammar) -> None:
+    matcher = grammars.matcher(grammar)
+    before = matcher.allowed().clone()
+    matcher.allowed().fill_(True)
+    assert torch.equal(matcher.allowed(), before)
+    assert torch.equal(grammars.matcher(grammar).allowed(), before)
+
+
+def test_forced_tokens_are_taken(grammars: GrammarCompiler, tokenizer: Any) -> None:
+    matcher = grammars.matcher(Grammar.json_schema({"const": {"a long name": "and a long value"}}))
+    tokens = []
+    while options := legal(matcher):
+        tokens.append(options[-1] if len(options) == 1 else max(options, key=lambda i: len(tokenizer.decode([i]))))
+        assert matcher.advance(tokens[-1])
+    assert matcher.is_complete()
+    assert tokenizer.decode(tokens) == '{"a long name": "and a long value"}'
+
+
+def test_behind_the_end_nothing_is_legal(grammars: GrammarCompiler, tokenizer: Any) -> None:
+    matcher = grammars.matcher(Grammar.choice(["yes"]))
+    assert not matcher.is_complete()
+    assert all(map(matcher.advance, tokenizer.encode("yes")))
+    assert matcher.is_complete()
+    assert not matcher.allowed().any()
+    assert not matcher.advance(tokenizer.eos_token_id)
+    assert not matcher.advance(tokenizer.encode("s")[0])
+    matcher.rewind(1)
+    assert not matcher.is_complete()
+    assert matcher.allowed().any()
+
+
+def test_special_tokens_are_never_legal(grammars: GrammarCompiler, tokenizer: Any) -> None:
+    matcher = grammars.matcher(Grammar.regex(r"(?s).*"))
+    special = set(tokenizer.all_special_ids) | {i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
+    assert tokenizer.eos_token_id in special
+    for token in tokenizer.encode("a <|im_end|", add_special_tokens=False):
+        assert not matcher.allowed()[sorted(special)].any()
+        assert not any(map(matcher.advance, special))
+        assert matcher.advance(token)
+
+
+def test_two_matchers_of_one_grammar_do_not_share_their_state(grammars: GrammarCompiler, grammar: Grammar) -> None:
+    one, other = grammars.matcher(grammar), grammars.matcher(grammar)
+    start = other.allowed()
+    walk(one, seed=0)
+    assert torch.equal(other.allowed(), start)
+    assert walk(other, seed=3) == walk(grammars.matcher(grammar), seed=3)
+
+
+@pytest.mark.parametrize(("grammar", "inside", "outside"), LANGUAGES, ids=[g.source[:60] for g, _, _ in LANGUAGES])
+def test_both_engines_mean_the_same_language(
+    grammars: GrammarCompiler, tokenizer: Any, grammar: Grammar, inside: list[str], outside: list[str]
+) -> None:
+    assert [text for text in inside if not accepts(grammars, tokenizer, grammar, text)] == []
+    assert [text for text in outside if accepts(grammars, tokenizer, grammar, text)] == []
+    if grammar.kind == "json_schema":
+        validator = jsonschema.Draft202012Validator(json.loads(grammar.source))
+        assert all(validator.is_valid(json.loads(text)) for text in inside)
+
+
+def test_what_a_walk_writes_is_valid(grammars: GrammarCompiler, tokenizer: Any) -> None:
+    finished = 0
+    for seed in range(30):
+        matcher = grammars.matcher(Grammar.json_schema(SHOP))
+        tokens = walk(matcher, seed, limit=200)
+        if matcher.is_complete():
+            finished += 1
+            jsonschema.validate(json.loads(tokenizer.decode(tokens)), SHOP)
+    assert finished > 10
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar.regex("(unclosed"),
+        Grammar.regex("a)|(?:b"),
+        Grammar.regex("(?=a)a"),
+        Grammar.regex(r"(a)\1"),
+        Grammar.regex(r"[^\s\S]"),
+        Grammar.json_schema(False),
+        Grammar.json_schema({"type": "integer", "minimum": 3, "maximum": 2}),
+        Grammar.json_schema({"type": "array", "contains": {"type": "null"}}),
+        Grammar.json_schema({"$ref": "https://example.com/schema"}),
+        Grammar.json_schema({"type": "banana"}),
+    ],
+    ids=lambda grammar: grammar.source,
+)
+def test_what_an_engine_does_not_express_is_an_error(grammars: GrammarCompiler, grammar: Grammar) -> None:
+    for _ in range(2):  # the second time it may be known
+        with pytest.raises(GrammarError):
+            grammars.matcher(grammar)
+
+
+def test_outlines_has_no_context_free_grammars(compilers: dict[str, GrammarCompiler]) -> None:
+    with pytest.raises(GrammarError, match="lark"):
+        compilers["outlines"].matcher(Grammar.lark('start: "a"'))
+
+
+def test_auto_takes_the_first_engine_that_can(compilers: dict[str, GrammarCompiler], tokenizer: Any) -> None:
+    only_outlines = Grammar.json_schema({"not": {"type": ["object", "array", "string", "number", "boolean"]}})
+    with pytest.raises(GrammarError):
+        compilers["llguidance"].matcher(only_outlines)
+    assert accepts(compilers["auto"], tokenizer, only_outlines, "null")
+    lark = compilers["auto"].matcher(Grammar.lark('start: "a"'))
+    assert type(lark) is type(compilers["llguidance"].matcher(Grammar.lark('start: "a"')))
+    with pytest.raises(GrammarError, match=r"(?s)llguidance: .*contains.*outlines: .*contains"):
+        compilers["auto"].matcher(Grammar.json_schema({"type": "array", "contains": {"type": "null"}}))
+
+
+def test_an_engine_of_another_name_is_refused(tokenizer: Any) -> None:
+    with pytest.raises(GrammarError, match="expected one of llguidance, outlines, auto"):
+        compiler(tokenizer, len(tokenizer), "xgrammar")  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def engine(embedded_model: tuple[CausalLM, Any]) -> Iterator[LocalEngine]:
+    target, tokenizer = embedded_model
+    made = LocalEngine(SpeculativeDecoder(target, Cascade([PromptLookupDrafter()])), tokenizer)
+    yield made
+    made.close()
+
+
+@pytest.mark.embedded
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_speculation_changes_no_id(engine: LocalEngine, name: Any, temperature: float) -> None:
+    prompt = engine.tokenizer.encode('A shop order in JSON, like {"item": "sofa", "count": 3}:\n')
+    texts = {}
+    for gamma in (0, 5):
+        requests = [
+            Request(
+                prompt,
+                SamplingParams(temperature=temperature, seed=seed, max_tokens=48),
+                grammar=Grammar.json_schema(SHOP),
+                grammar_engine=name,
+                gamma=gamma,
+                acceptance="coupled",
+            )
+            for seed in range(3)
+        ]
+        texts[gamma] = [samples[0] for samples in engine.generate(requests)]
+    assert [sample.tokens for sample in texts[5]] == [sample.tokens for sample in texts[0]]
+    assert sum(s.stats.target_calls for s in texts[5]) < sum(s.stats.target_calls for s in texts[0])
+    for sample in texts[5]:
+        if sample.finish_reason == "stop":
+            jsonschema.validate(json.loads(sample.text), SHOP)

@@ -77,6 +77,7 @@ class LocalEngine:
         if tokenizer is not None and isinstance(decoder.target, PaddedModel):
             decoder.target.narrow(min(decoder.target.vocab_size, max(tokenizer.get_vocab().values()) + 1))
         self._grammar_engine = grammar_engine
+        self._families: weakref.WeakValueDictionary[str, Family] = weakref.WeakValueDictionary()
         self._compilers: dict[GrammarEngine, GrammarCompiler] = {}
         rows = decoder.target.max_rows if isinstance(decoder.target, CachingModel) else UNCACHED_ROWS
         self._scheduler = Scheduler(decoder, rows if max_running is None else max_running)
@@ -180,7 +181,7 @@ class LocalEngine:
                 f"The prompt has {len(prompt)} tokens and leaves no room in the model's context of {limit}; shorten it."
             )
         seed = fresh_seed() if params.seed is None else params.seed
-        return [
+        samples = [
             Sequence(
                 prompt,
                 params,
@@ -194,6 +195,11 @@ class LocalEngine:
             )
             for index in range(request.n)
         ]
+        family = Family() if request.family is None else self._families.setdefault(request.family, Family())
+        family.extend(samples)
+        for sample in samples:
+            sample.siblings = family
+        return samples
 
     def _matcher(self, request: Request) -> Matcher | None:
         grammar = request.grammar
@@ -220,6 +226,10 @@ class LocalEngine:
 
         textless = frozenset(self.tokenizer.all_special_ids) if skip_special else frozenset()
         return Detokenizer(decode, skip=textless | self._end_tokens | frozenset(params.stop_token_ids))
+
+
+class Family(list[Sequence]):
+    """Sequences that may look at each other's text; forgotten with the last of them."""
 
 
 def _end_tokens(tokenizer: Any) -> list[int]:

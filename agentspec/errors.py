@@ -33,5 +33,9 @@ class EngineClosedError(AgentSpecError, RuntimeError):
     """The engine was closed; it takes no more requests."""
 
 
+class NoAnswerError(AgentSpecError, ValueError):
+    """None of several samples has an answer."""
+
+
 class CacheError(AgentSpecError, RuntimeError):
     """A cache folder that others could have written to."""

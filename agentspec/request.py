@@ -28,6 +28,8 @@ class Request:
         grammar_engine: which makes the grammar's masks; None for the engine's own choice.
         timeout_s: seconds after which the request ends with ``RequestTimeoutError``, at the next round; None
             for no limit.
+        family: requests of one family are siblings, as the samples of one request are: drafters may copy from one what
+            they propose for another. None for a family of its own.
         priority: requests of a higher one leave the queue first.
         validate: check every finished text against the grammar's JSON Schema. What the grammar engine cannot express
             of it is then left to this check, in place of being refused.
@@ -41,6 +43,7 @@ class Request:
     acceptance: Acceptance | None = None
     grammar_engine: GrammarEngine | None = None
     timeout_s: float | None = None
+    family: str | None = None
     priority: int = 0
     validate: bool = False
 

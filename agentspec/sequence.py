@@ -103,6 +103,8 @@ class Sequence:
         self.prompt_length = len(self.context)
         self.logprobs: list[TokenLogprob] = []
         self.finish_reason: FinishReason | None = None
+        self.siblings: SequenceOf[Sequence] = ()
+        """The samples of its request, itself among them; drafters may look at what they say."""
         self._detokenizer = detokenizer
         self._text_ends: list[int | None] = []  # length of the text after each token; None inside a character
         self._searched = 0  # length of the text known to hold no stop string

@@ -30,7 +30,7 @@ from torch import Tensor
 
 import agentspec.drafters.model
 import agentspec.speculative
-from agentspec import Batch, Draft, Drafter, SamplingParams, Sequence, SpeculativeDecoder
+from agentspec import Batch, Draft, Drafter, PromptLookupDrafter, SamplingParams, Sequence, SpeculativeDecoder
 from agentspec.constraints import Walk
 from agentspec.dice import Acceptance, Dice, Role
 from agentspec.sampling import warp
@@ -101,7 +101,7 @@ def test_the_expected_law_is_not_vacuous(setting: str, task: Task) -> None:
         assert all(len(law) > 1 for law in laws)
 
 
-@pytest.mark.parametrize("drafter", ["none", "model", "lookup", "cascade"])
+@pytest.mark.parametrize("drafter", [*DRAFTERS, "lookup in all rows"])
 def test_rows_of_a_batch_are_independent(drafter: str) -> None:
     """The joint law of two rows with other prompts, settings and grammars is the product of the laws of each alone."""
     grammar = TASKS["constrained"]
@@ -110,12 +110,31 @@ def test_rows_of_a_batch_are_independent(drafter: str) -> None:
         (dataclasses.replace(grammar, length=2), "temperature 0.7, top-k 2"),
     ]
     target, draft = table_models(grammar, seed=1)
-    decoder = SpeculativeDecoder(target, drafters(target, draft)[drafter], gamma=1)
+    known = {**drafters(target, draft), "lookup in all rows": PromptLookupDrafter(min_ngram=1, scope="engine")}
+    decoder = SpeculativeDecoder(target, known[drafter], gamma=1)
     joint = joint_law(decoder.round, [lambda row=row: row[0].start(row[1]) for row in rows], length=2)
     first, second = (task.plain(target, setting) for task, setting in rows)
     product = {(a, b): first[a] * second[b] for a in first for b in second}
     assert min(len(first), len(second)) > 1
     assert max(abs(joint.get(texts, 0) - product.get(texts, 0)) for texts in joint | product) < ROUNDING
+
+
+def test_what_siblings_said_is_drafted_and_changes_no_coupled_text() -> None:
+    target = TableModel(4, seed=4)
+
+    def texts(scope: Any, gamma: int) -> tuple[list[list[int]], int]:
+        settings = SamplingParams(max_tokens=40, temperature=0.5)
+        samples = [Sequence([0, 1], settings, seed=seed, gamma=gamma, acceptance="coupled") for seed in range(5)]
+        for sample in samples:
+            sample.siblings = samples
+        counts = play(SpeculativeDecoder(target, PromptLookupDrafter(min_ngram=3, scope=scope)), samples)
+        return [sample.tokens for sample in samples], sum(accepted.total() for _, accepted in counts)
+
+    plain, _ = texts("request", 0)
+    alone, by_itself = texts("request", 4)
+    shared, with_siblings = texts("siblings", 4)
+    assert plain == alone == shared == texts("engine", 4)[0]
+    assert with_siblings > by_itself
 
 
 def test_an_empty_residual_falls_back_to_p() -> None:

@@ -1,10 +1,12 @@
-"""Drafts copied from earlier in the context (prompt look-up)."""
+"""Drafts copied from what was said before (prompt look-up): in the context, and by samples of the same request."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from agentspec.constraints import Walk
 from agentspec.drafters import Draft, Drafter
@@ -14,38 +16,61 @@ from agentspec.sequence import Batch
 class PromptLookupDrafter(Drafter):
     """Proposes what followed the latest earlier occurrence of the context's longest repeated ending.
 
-    Costs no model call. Agents copy: tool results, names, code, earlier calls.
+    Costs no model call. Agents copy: tool results, names, code, earlier calls; and samples of one request are alike.
+    What others said decides what is drafted, never what is said: the law of a sample given its siblings is its own. But
+    under the rejection rule its text for a seed then depends on how far they are; under the coupled one it does not.
 
     Args:
         max_ngram: longest ending looked for.
         min_ngram: shortest ending that is trusted.
+        scope: where to look: in the request's own context, also in its siblings' (samples of the same request), or also
+            in that of every row of the round.
 
     Raises:
-        ValueError: unless 1 <= min_ngram <= max_ngram.
+        ValueError: unless 1 <= min_ngram <= max_ngram, or for another scope.
     """
 
     name = "lookup"
 
-    def __init__(self, max_ngram: int = 16, min_ngram: int = 2) -> None:
+    def __init__(
+        self, max_ngram: int = 16, min_ngram: int = 2, scope: Literal["request", "siblings", "engine"] = "siblings"
+    ) -> None:
         if not 1 <= min_ngram <= max_ngram:
             raise ValueError(f"Expected 1 <= min_ngram <= max_ngram, got {min_ngram} and {max_ngram}.")
+        if scope not in ("request", "siblings", "engine"):
+            raise ValueError(f"scope must be 'request', 'siblings' or 'engine', got {scope!r}.")
+        self.scope = scope
         self.max_ngram = max_ngram
         self.min_ngram = min_ngram
 
     def propose(self, batch: Batch, gamma: Sequence[int], walk: Walk) -> Draft:
         """The continuation of the match, up to ``gamma[b]`` tokens and as far as it is legal."""
-        spans = [self._span(row, gamma[row], walk) for row in range(len(batch))]
+        spans = [self._span(row, gamma[row], walk, self._others(row, batch)) for row in range(len(batch))]
         return Draft.of_spans(spans, batch.device)
 
-    def _span(self, row: int, gamma: int, walk: Walk) -> list[int]:
+    def _others(self, row: int, batch: Batch) -> list[list[int]]:
+        """What others said, from where it may differ: a little of the prompt, for endings that begin in it."""
+        sequence = batch.sequences[row]
+        others = {
+            "request": (),
+            "siblings": sequence.siblings,
+            "engine": (*sequence.siblings, *(s for s in batch.sequences if s not in sequence.siblings)),
+        }[self.scope]
+        return [s.context[max(0, s.prompt_length - self.max_ngram) :] for s in others if s is not sequence]
+
+    def _span(self, row: int, gamma: int, walk: Walk, others: list[list[int]]) -> list[int]:
         if gamma < 1:
             return []
         context = walk.context(row)
-        start, before = self.find(context), len(context)
+        before = len(context)
+        source, start = self._longest(context, others)
         if start is None:
             return []
         while len(context) - before < gamma and walk.is_open(row):
-            token = context[start + len(context) - before]  # may be one just drafted: a loop is continued
+            at = start + len(context) - before  # in the own context it may be a token just drafted: a loop is continued
+            if at >= len(source):
+                break
+            token = source[at]
             mask = walk.mask(row)
             if mask is not None and not bool(mask[token]):
                 break
@@ -53,16 +78,32 @@ class PromptLookupDrafter(Drafter):
             walk.advance(row, token)
         return context[before:]
 
+    def _longest(self, context: list[int], others: list[list[int]]) -> tuple[list[int], int | None]:
+        """The text with the longest match, the own one where lengths are equal; and where its continuation begins."""
+        ending = np.asarray(context[-self.max_ngram :])
+        best, source = self._match(np.asarray(context[:-1]), ending), context
+        for other in others:
+            found = self._match(np.asarray(other[:-1]), ending)
+            if found[0] > best[0]:
+                best, source = found, other
+        return source, best[1] if best[0] >= self.min_ngram else None
+
     def find(self, context: list[int]) -> int | None:
         """Where the continuation of the match begins in ``context``; None without a match of ``min_ngram`` tokens."""
-        ids = np.asarray(context)
-        last = len(ids) - 1
-        ends = np.flatnonzero(ids[:last] == ids[last])  # ends of earlier occurrences, narrowed as the ending grows
+        return self._longest(context, [])[1]
+
+    def _match(self, ids: npt.NDArray[np.int64], ending: npt.NDArray[np.int64]) -> tuple[int, int]:
+        """Length of the longest end of ``ending`` that occurs in ``ids``, and where its latest occurrence is over."""
+        if not len(ids) or not len(ending):
+            return 0, 0
+        ends = np.flatnonzero(ids == ending[-1])  # narrowed as the ending grows
+        if not len(ends):
+            return 0, 0
         length = 1
-        while len(ends) and length < self.max_ngram:
+        while length < len(ending):
             longer = ends[ends >= length]
-            longer = longer[ids[longer - length] == ids[last - length]]
+            longer = longer[ids[longer - length] == ending[-1 - length]]
             if not len(longer):
                 break
             ends, length = longer, length + 1
-        return int(ends[-1]) + 1 if len(ends) and length >= self.min_ngram else None
+        return length, int(ends[-1]) + 1

@@ -1,8 +1,29 @@
-"""agentspec for LangChain: models that decode speculatively and exactly, a cache, and an account of an agent's time."""
+"""agentspec for LangChain: models that decode speculatively and exactly, votes, a cache, an account of agents."""
+
+from typing import Any
 
 from langchain_agentspec.cache import AgentSpecCache
 from langchain_agentspec.callbacks import LatencyHandler, track_latency
 from langchain_agentspec.chat_model import ChatAgentSpec
+from langchain_agentspec.consistency import ConsistencyResult, SelfConsistency
 from langchain_agentspec.llm import AgentSpecLLM
 
-__all__ = ["AgentSpecCache", "AgentSpecLLM", "ChatAgentSpec", "LatencyHandler", "track_latency"]
+__all__ = [
+    "AgentSpecCache",
+    "AgentSpecLLM",
+    "ChatAgentSpec",
+    "ConsistencyResult",
+    "LatencyHandler",
+    "SelfConsistency",
+    "SelfConsistencyMiddleware",
+    "track_latency",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """``SelfConsistencyMiddleware`` needs the ``langchain`` package, which the rest does without."""
+    if name == "SelfConsistencyMiddleware":
+        from langchain_agentspec.middleware import SelfConsistencyMiddleware
+
+        return SelfConsistencyMiddleware
+    raise AttributeError(f"module 'langchain_agentspec' has no attribute {name!r}")

@@ -30,6 +30,7 @@ from langchain_agentspec.forms import (
 )
 from langchain_agentspec.messages import to_result
 from langchain_agentspec.request import BOUND, CHAT, Prepared, prepare, shown
+from langchain_agentspec.samples import current_sample
 from langchain_agentspec.settings import STRICT, ModelSettings, check_keywords
 
 
@@ -240,6 +241,19 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
     def _prepare(self, messages: list[BaseMessage], stop: list[str] | None, kwargs: dict[str, Any]) -> Prepared:
         """A call as a request."""
         check_keywords(kwargs, (*self.overridable(), *BOUND))
-        settings = self.settings(kwargs)
+        settings, sample = self.settings(kwargs), current_sample.get()
+        if sample is not None:
+            settings = sample.settings(settings)
         stops = self.stop if stop is None else stop
-        return prepare(self.engine_of(settings["model"]), messages, settings, stops, kwargs, self.dialect)
+        engine, family = self.engine_of(settings["model"]), sample.family if sample else None
+        return prepare(engine, messages, settings, stops, kwargs, self.dialect, family)
+
+    def _generate_with_cache(self, *arguments: Any, **kwargs: Any) -> ChatResult:
+        return BaseChatModel._generate_with_cache(self._asked(), *arguments, **kwargs)
+
+    async def _agenerate_with_cache(self, *arguments: Any, **kwargs: Any) -> ChatResult:
+        return await BaseChatModel._agenerate_with_cache(self._asked(), *arguments, **kwargs)
+
+    def _asked(self) -> ChatAgentSpec:
+        """This model; without a cache for one of several samples, which is never an answer of another day."""
+        return self if current_sample.get() is None else self.model_copy(update={"cache": False})

@@ -39,7 +39,7 @@ class AnsweringModel:
             return torch.zeros(len(contexts), 0, self.vocab_size)
         self.rows.append(len(contexts))
         out = torch.zeros(len(contexts), max(last), self.vocab_size)
-        out[..., self._end] = 1.0  # beyond the script, the end
+        out[..., self._end] = 25.0  # beyond the script, the end
         for b, (context, count) in enumerate(zip(contexts, last, strict=True)):
             begin, script = self._script(context)
             for k in range(count):

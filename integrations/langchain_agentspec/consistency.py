@@ -150,10 +150,10 @@ class SelfConsistency(Runnable[Any, Any]):
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         """As ``invoke``; cancelling the task cancels all samples."""
 
-        async def ask(_: Sample, sample_config: RunnableConfig | None) -> Any:
+        async def _ask(_: Sample, sample_config: RunnableConfig | None) -> Any:
             return await self.model.ainvoke(input, sample_config, **kwargs)
 
-        result = await self.vote(ask, config)
+        result = await self.vote(_ask, config)
         return result if self.return_all else result.output
 
     async def vote(self, ask: Ask, config: RunnableConfig | None = None) -> ConsistencyResult:
@@ -279,9 +279,9 @@ def _start(sampling: Any, sample: Sample) -> asyncio.Task[Sampled]:
 def in_own_loop(make: Callable[[], Awaitable[Any]]) -> Any:
     """Run a coroutine to its end from code that may or may not have an event loop around it."""
 
-    async def run() -> Any:
+    async def _run() -> Any:
         return await make()
 
     context = contextvars.copy_context()
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(context.run, asyncio.run, run()).result()
+        return pool.submit(context.run, asyncio.run, _run()).result()

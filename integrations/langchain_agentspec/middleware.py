@@ -36,20 +36,20 @@ class SelfConsistencyMiddleware(AgentMiddleware):
     def wrap_model_call(self, request: ModelRequest, handler: Callable[[ModelRequest], ModelResponse]) -> Any:
         """Ask several times."""
 
-        async def ask(*_: Any) -> Any:
+        async def _ask(*_: Any) -> Any:
             return await asyncio.to_thread(handler, request)
 
-        return in_own_loop(lambda: self._voted(ask))
+        return in_own_loop(lambda: self._voted(_ask))
 
     async def awrap_model_call(
         self, request: ModelRequest, handler: Callable[[ModelRequest], Awaitable[ModelResponse]]
     ) -> Any:
         """Ask several times."""
 
-        async def ask(*_: Any) -> Any:
+        async def _ask(*_: Any) -> Any:
             return await handler(request)
 
-        return await self._voted(ask)
+        return await self._voted(_ask)
 
     async def _voted(self, ask: Ask) -> Any:
         return (await self._by.vote(ask)).output

@@ -103,6 +103,7 @@ class Member:
         self.stats = StepStats(prompt_tokens=sequence.prompt_length)
         self.is_ready = False  # for rounds
         self._arrived = self._queued = time.perf_counter()
+        self._read = 0  # tokens of the context that the models were given
         self._is_known = False  # to the models: what they had cached of it was looked up
         self._told_tokens = 0
         self._told_text = 0
@@ -113,7 +114,7 @@ class Member:
 
     def return_to_queue(self) -> None:
         """Others need the place more; what the models have cached of it may be lost."""
-        self.is_ready = False
+        self.is_ready, self._read = False, 0
         self._queued = time.perf_counter()
 
     def prefill(self, decoder: SpeculativeDecoder, tokens: int) -> int:
@@ -126,11 +127,11 @@ class Member:
         cached = cached_tokens(decoder.target, context)
         if not self._is_known:
             self.stats.cached_tokens, self._is_known = cached, True
-        end = min(len(context), cached + tokens)
-        decoder.prefill([context[:end]])
-        self.is_ready = end == len(context)
+        self._read = min(len(context), max(cached, self._read) + tokens)  # a model without a cache knows nothing of it
+        decoder.prefill([context[: self._read]])
+        self.is_ready = self._read == len(context)
         self.stats.seconds["prefill_s"] += time.perf_counter() - started
-        return end - cached
+        return self._read - cached
 
     def tell(self) -> None:
         """Send what is new and settled."""

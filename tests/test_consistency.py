@@ -24,7 +24,15 @@ from agentspec import Cascade, InvalidRequestError, LocalEngine, PromptLookupDra
 from agentspec.consistency import Ballot, canonical, is_decided, leads, tally, winner
 from agentspec.dice import sample_seed
 from agentspec.errors import NoAnswerError
-from langchain_agentspec import ChatAgentSpec, ConsistencyResult, SelfConsistency, SelfConsistencyMiddleware
+from langchain_agentspec import (
+    ChatAgentSpec,
+    ConsistencyResult,
+    SelfConsistency,
+    SelfConsistencyMiddleware,
+    aexpand,
+    best_of,
+    expand,
+)
 
 # Votes
 
@@ -200,7 +208,7 @@ def test_an_extractor_that_raises_takes_one_vote_and_no_more(chat: ChatAgentSpec
     assert failed
     assert all("not that" in str(sampled.error) for sampled in failed)
     assert sum(result.votes.values()) == 16 - len(failed)
-    with pytest.raises(NoAnswerError, match=r"None of 4 samples.*'a'"):
+    with pytest.raises(NoAnswerError, match="None of 4 samples"):
         SelfConsistency(chat, 4, extract=lambda message: None).invoke("Number?")
 
 
@@ -260,3 +268,31 @@ async def test_an_agents_steps_are_voted_on() -> None:
         assert [message.type for message in messages] == ["human", "ai", "tool", "ai"]
         assert messages[-1].text == "It is noon."
     engine.close()
+
+
+# More than voting
+
+
+def test_the_best_of_several_is_that_of_the_highest_score(chat: ChatAgentSpec) -> None:
+    best = best_of(chat, 16, lambda message: {"a": 1, "b": 2, "c": 3}[message.text], seed=5)
+    assert best.invoke("Number?").text == "c"
+    with pytest.raises(InvalidRequestError, match="k must be"):
+        best_of(chat, 0, len)
+
+
+async def test_many_inputs_are_continued_at_once(chat: ChatAgentSpec) -> None:
+    prefixes = [f"Number {i}?" for i in range(4)]
+    found = expand(chat, prefixes, 3, seed=5)
+    assert [len(row) for row in found] == [3] * 4
+    for prefix, row in zip(prefixes, found, strict=True):
+        for i, message in enumerate(row):
+            alone = chat.invoke(prefix, seed=sample_seed(5, i), acceptance="coupled")
+            assert message.text == alone.text
+    assert [[m.text for m in row] for row in await aexpand(chat, prefixes, 3, seed=5)] == [
+        [m.text for m in row] for row in found
+    ]
+    engine = chat.engine
+    assert engine is not None
+    assert max(engine.decoder.target.rows) >= 6  # type: ignore[attr-defined]
+    with pytest.raises(InvalidRequestError, match="k must be"):
+        expand(chat, prefixes, 0)

@@ -7,6 +7,7 @@ from langchain_agentspec.callbacks import LatencyHandler, track_latency
 from langchain_agentspec.chat_model import ChatAgentSpec
 from langchain_agentspec.consistency import ConsistencyResult, SelfConsistency
 from langchain_agentspec.llm import AgentSpecLLM
+from langchain_agentspec.search import aexpand, best_of, expand
 
 __all__ = [
     "AgentSpecCache",
@@ -16,6 +17,9 @@ __all__ = [
     "LatencyHandler",
     "SelfConsistency",
     "SelfConsistencyMiddleware",
+    "aexpand",
+    "best_of",
+    "expand",
     "track_latency",
 ]
 

@@ -22,7 +22,7 @@ from pydantic import BaseModel
 from agentspec import InvalidRequestError
 from agentspec.consistency import Ballot, Stop, canonical, is_decided, tally, winner
 from agentspec.errors import NoAnswerError
-from langchain_agentspec.samples import Sample, current_sample
+from langchain_agentspec.samples import Sample, within
 
 Aggregate = Literal["majority", "weighted"] | Callable[[list[Any]], Any]
 Ask = Callable[[Sample, RunnableConfig | None], Awaitable[Any]]
@@ -162,7 +162,7 @@ class SelfConsistency(Runnable[Any, Any]):
         family = uuid.uuid4().hex
         wants_logprobs = self.aggregate == "weighted" or self.tie == "logprob"
         contexts = [Sample(i, self.k, self.seed, family, wants_logprobs) for i in range(self.k)]
-        pending = {_start(self._sampled(ask, sample, config), sample) for sample in contexts}
+        pending = {within(sample, self._sampled(ask, sample, config)) for sample in contexts}
         done: list[Sampled] = []
         try:
             while pending and not self._is_decided(done):
@@ -266,14 +266,6 @@ class _Listener(BaseCallbackHandler):
                 self.tokens += (generation.message.usage_metadata or {"output_tokens": 0})["output_tokens"]
                 content = (generation.message.response_metadata.get("logprobs") or {}).get("content") or ()
                 self._logprobs += [entry["logprob"] for entry in content]
-
-
-def _start(sampling: Any, sample: Sample) -> asyncio.Task[Sampled]:
-    """A task in whose context the sample is the current one."""
-    context = contextvars.copy_context()
-    context.run(current_sample.set, sample)
-    task: asyncio.Task[Sampled] = asyncio.get_running_loop().create_task(sampling, context=context)
-    return task
 
 
 def in_own_loop(make: Callable[[], Awaitable[Any]]) -> Any:

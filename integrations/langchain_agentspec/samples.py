@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import uuid
+from collections.abc import Coroutine
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from agentspec import InvalidRequestError
 from agentspec.dice import sample_seed
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -49,3 +54,10 @@ class Sample:
 
 
 current_sample: ContextVar[Sample | None] = ContextVar("agentspec_sample", default=None)
+
+
+def within(sample: Sample, asking: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """A task in whose context the sample is the current one."""
+    context = contextvars.copy_context()
+    context.run(current_sample.set, sample)
+    return asyncio.get_running_loop().create_task(asking, context=context)

@@ -140,7 +140,7 @@ class Thought:
         closing: is written to end a thought whose budget is used up.
     """
 
-    opener: str = "<think>\n"
+    opener: str = "<think>"
     end: str = "</think>"
     gap: str = "\n\n"
     closing: str = "\n</think>"
@@ -276,14 +276,15 @@ def closed(schema: Any) -> Any:
     value of the closed schema is one of the open schema too. Objects that say what else they may hold, or that are put
     together of parts, stay as they are.
     """
-    if not isinstance(schema, dict) or "allOf" in to_json(schema):
+    if not isinstance(schema, dict) or "allOf" in to_json(schema) or _extends(schema):
         return schema
     inner = {
         **{key: closed(schema[key]) for key in ("items",) if key in schema},
         **{key: [closed(part) for part in schema[key]] for key in ("anyOf", "prefixItems") if key in schema},
         **{key: _closed_values(schema[key]) for key in ("properties", "$defs", "definitions") if key in schema},
     }
-    is_open = schema.get("properties") and not schema.keys() & _SAYS_WHAT_ELSE
+    named = schema.get("properties") or {}
+    is_open = named and not schema.keys() & _SAYS_WHAT_ELSE and named.keys() >= set(schema.get("required", ()))
     return {**schema, **inner, **({"additionalProperties": False} if is_open else {})}
 
 
@@ -299,6 +300,15 @@ _SAYS_WHAT_ELSE = {
     "if",
     "$ref",
 }
+
+
+def _extends(schema: Any) -> bool:
+    """Whether a part refers to a definition and adds to it, so that the definition must stay open."""
+    if isinstance(schema, list):
+        return any(map(_extends, schema))
+    if not isinstance(schema, dict):
+        return False
+    return ("$ref" in schema and "properties" in schema) or any(map(_extends, schema.values()))
 
 
 def _closed_values(schemas: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import queue
+import uuid
 import weakref
 from collections.abc import AsyncGenerator, Collection, Iterator
 from collections.abc import Sequence as SequenceOf
@@ -81,6 +82,8 @@ class LocalEngine:
         self._compilers: dict[GrammarEngine, GrammarCompiler] = {}
         rows = decoder.target.max_rows if isinstance(decoder.target, CachingModel) else UNCACHED_ROWS
         self._scheduler = Scheduler(decoder, rows if max_running is None else max_running)
+        self.identity = uuid.uuid4().hex
+        """Tells this engine's answers from those of any other, in this process or another."""
         self._finalizer = weakref.finalize(self, self._scheduler.close)
 
     def generate(self, requests: SequenceOf[Request]) -> list[list[Completion]]:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import BaseModel, TypeAdapter, create_model
+import typing_extensions
+from pydantic import BaseModel, TypeAdapter
 
 from agentspec.calls import HERMES, CallForm, Thought, answers, to_json
 from agentspec.errors import GrammarError
@@ -86,9 +87,9 @@ class Grammar:
         Raises:
             GrammarError: for no option, an empty one, or one that is not text.
         """
-        listed = list(dict.fromkeys(options))
+        listed = [] if isinstance(options, str) else list(dict.fromkeys(options))
         if not listed or not all(isinstance(option, str) and option for option in listed):
-            raise GrammarError(f"A choice needs at least one option, all non-empty strings; got {listed!r}.")
+            raise GrammarError(f"A choice needs at least one option, all non-empty strings; got {options!r}.")
         return cls("choice", to_json(listed))
 
     @classmethod
@@ -171,21 +172,51 @@ def _of_strings(values: Iterable[Any], otherwise: Any) -> Grammar:
 
 
 def _of_type(described: Any) -> Grammar:
+    return Grammar.json_schema(schema_of(described))
+
+
+def schema_of(described: Any) -> dict[str, Any]:
+    """The JSON Schema of a pydantic class (v2 or v1), TypedDict, dataclass or another type that pydantic can describe.
+
+    Raises:
+        GrammarError: for a type without one.
+    """
+    if _is_pydantic_v1(described):
+        known: dict[str, Any] = described.schema()
+        return known
     try:
-        return Grammar.json_schema(TypeAdapter(_for_pydantic(described)).json_schema())
-    except GrammarError:
-        raise
+        return TypeAdapter(_for_pydantic(described)).json_schema()
     except Exception as error:  # pydantic raises several kinds for types without a schema
         raise GrammarError(f"{described!r} cannot be described by a JSON Schema: {error}") from error
 
 
 def _for_pydantic(described: Any) -> Any:
     """The type itself, but for ``typing.TypedDict``, which pydantic does not take before Python 3.12."""
-    if not typing.is_typeddict(described):
+    if typing.is_typeddict(described):
+        return _rebuilt(described)
+    parts = typing.get_args(described)
+    if not any(map(_holds_typed_dict, parts)):
         return described
-    hints = typing.get_type_hints(described, include_extras=True)
-    fields = {name: (kind, ... if name in described.__required_keys__ else None) for name, kind in hints.items()}
-    return create_model(described.__name__, __doc__=described.__doc__, **fields)  # type: ignore[call-overload]
+    rebuilt = tuple(map(_for_pydantic, parts))
+    origin = typing.get_origin(described)
+    return typing.Union[rebuilt] if origin in (typing.Union, types.UnionType) else origin[rebuilt]  # noqa: UP007
+
+
+def _holds_typed_dict(described: Any) -> bool:
+    return typing.is_typeddict(described) or any(map(_holds_typed_dict, typing.get_args(described)))
+
+
+def _rebuilt(described: Any) -> Any:
+    fields = {}
+    for name, hint in typing.get_type_hints(described, include_extras=True).items():
+        wrapper = typing.get_origin(hint)
+        wraps = wrapper in (typing_extensions.Required, typing_extensions.NotRequired)
+        inner = _for_pydantic(typing.get_args(hint)[0] if wraps else hint)
+        required = wrapper is typing_extensions.Required if wraps else name in described.__required_keys__
+        fields[name] = inner if required else typing_extensions.NotRequired[inner]
+    made = typing_extensions.TypedDict(described.__name__, fields)  # type: ignore[misc]
+    made.__doc__ = described.__doc__
+    return made
 
 
 def _of_response_format(description: dict[str, Any]) -> Grammar:
@@ -218,7 +249,7 @@ _FORMS: tuple[tuple[Callable[[Any], bool], Callable[[Any], Grammar]], ...] = (
     (lambda x: isinstance(x, Grammar), lambda x: x),
     (lambda x: type(x).__module__.startswith("outlines."), _of_outlines),
     (lambda x: isinstance(x, type) and issubclass(x, enum.Enum), lambda x: _of_strings([m.value for m in x], x)),
-    (_is_pydantic_v1, lambda x: Grammar.json_schema(x.schema())),
+    (_is_pydantic_v1, _of_type),
     (lambda x: typing.get_origin(x) is Literal, lambda x: _of_strings(typing.get_args(x), x)),
     (
         lambda x: isinstance(x, type | types.GenericAlias | types.UnionType) or typing.get_origin(x) is not None,

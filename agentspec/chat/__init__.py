@@ -71,9 +71,10 @@ class ChatFormat:
         prompt: list[int] = []
         at = 0
         for ids in said:
-            answer = self._tokenizer.decode(ids)
+            known = max(ids) < len(self._tokenizer)
+            answer = self._tokenizer.decode(ids) if known and opening else ""
             begin = text.find(opening + answer, at) + len(opening)
-            if begin >= len(opening):
+            if answer and begin >= len(opening):
                 prompt += [*self._ids(text[at:begin]), *ids]
                 at = begin + len(answer)
         return prompt + self._ids(text[at:])
@@ -172,9 +173,10 @@ class ChatFormat:
             has_final: whether an answer that is no call is JSON, in which an opener is text.
             thought: that goes before the answer.
         """
-        if self._ships_a_parser and not has_final:
+        if self._ships_a_parser and tools and not has_final:
             return TemplateParser(self._tokenizer.get_response_parser(prefix=list(prompt), tools=list(tools)))
-        return AnswerParser(self.form if tools else None, thought=thought, begins_with_call=has_final)
+        names = {tool["function"]["name"] for tool in tools}
+        return AnswerParser(self.form if tools else None, thought=thought, begins_with_call=has_final, names=names)
 
     @property
     def _ships_a_parser(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -55,12 +56,19 @@ class AnswerParser:
         form: of calls; None where no tools are offered.
         thought: how the answer may begin; None for models that do not think.
         begins_with_call: whether a call can only be the whole answer; an opener further on is text (a string in JSON).
+        names: of the tools, where JSON that is no call may look like one.
     """
 
     def __init__(
-        self, form: CallForm | None, *, thought: Thought | None = None, begins_with_call: bool = False
+        self,
+        form: CallForm | None,
+        *,
+        thought: Thought | None = None,
+        begins_with_call: bool = False,
+        names: Collection[str] | None = None,
     ) -> None:
         self._form = form
+        self._names = names
         self._thought = thought
         self._has_final = begins_with_call
         self._calls_begin = begins_with_call or (form is not None and not form.opens_anywhere)
@@ -93,10 +101,11 @@ class AnswerParser:
 
     def _read_opener(self, is_over: bool) -> Piece:
         opener = self._thought.opener if self._thought else ""
-        if self._text.startswith(opener):
-            self._at = len(opener)
+        text = self._text.lstrip("\n")
+        if text.startswith(opener):
+            self._at = len(self._text) - len(text) + len(opener)
             self._read = self._read_thought
-        elif is_over or not opener.startswith(self._text):
+        elif is_over or not opener.startswith(text):
             self._read = self._read_text
         return Piece()
 
@@ -145,8 +154,9 @@ class AnswerParser:
         rest = self._text[self._at :]
         if rest.startswith(form.opener):
             # Final JSON may begin as a call of some forms does.
-            sure = form.opens_anywhere or not self._has_final
-            if sure or form.head_pattern.match(rest, len(form.opener)):
+            head = form.head_pattern.match(rest, len(form.opener))
+            known = head and (self._names is None or json.loads(head["name"]) in self._names)
+            if form.opens_anywhere or not self._has_final or known:
                 self._read = self._read_nothing
                 return Piece()
         if is_over or not (form.opener.startswith(rest) or rest.startswith(form.opener)):
@@ -239,7 +249,7 @@ class TemplateParser:
 
     def __init__(self, parser: Any) -> None:
         self._parser = parser
-        self._texts = {"content": _Trimmed(), **{name: _Trimmed() for name in REASONING}}
+        self._texts = {name: _Trimmed("\n") for name in ("content", *REASONING)}
         self._calls: list[ToolCall] = []
         self._open_call: str | None = None
 

@@ -102,9 +102,13 @@ DIALECTS = {
 }
 
 
+NO_JSON = ("<function=", "<arg_key>")
+"""Marks of templates that write calls as XML between the tags of Hermes."""
+
+
 def detect(chat_template: str) -> Dialect:
     """The dialect of a chat template; ``plain`` where it knows no tools, or writes calls in another way."""
-    known = "tool_calls" in chat_template
+    known = "tool_calls" in chat_template and not any(mark in chat_template for mark in NO_JSON)
     return next(
         d for d in DIALECTS.values() if not d.marks or (known and all(mark in chat_template for mark in d.marks))
     )

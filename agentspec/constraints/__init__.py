@@ -252,11 +252,11 @@ class _RowWalk:
         if self._matcher is None or not self.is_open:
             return None
         mask = self._matcher.allowed()
-        if self._matcher.is_complete():
-            if not bool(mask.any()):
-                self.is_open = False
-                return None  # the grammar is over: the commit ends the sequence before anything is drawn here
-            mask[list(self.sequence.end_tokens)] = True
+        is_complete = self._matcher.is_complete()
+        if is_complete and not bool(mask.any()):
+            self.is_open = False
+            return None  # the grammar is over: the commit ends the sequence before anything is drawn here
+        mask[list(self.sequence.end_tokens)] = is_complete
         if not bool(mask.any()):
             self.is_open = False  # a dead end: an error, but only for a text that gets here
         return mask

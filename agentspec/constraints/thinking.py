@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,6 +12,15 @@ from agentspec.grammar import ThinkingBudget
 from agentspec.sequence import Matcher
 
 WAITING, THINKING, OVER = range(3)
+
+
+@dataclass(frozen=True)
+class _State:
+    """Where a text stands: its phase, tokens of the thought, and how many of them are closing tokens."""
+
+    phase: int
+    length: int = 0
+    closed: int = 0
 
 
 class BudgetedMatcher:
@@ -32,30 +42,25 @@ class BudgetedMatcher:
         self._decode = decode
         self._window = max(len(mark.encode()) for mark in budget.ends)  # a token has a byte or more
         self._tokens: list[int] = []
-        # Behind each token: the phase, and how many tokens of the thought there are.
-        self._states = [(WAITING if budget.opener else THINKING, 0)]
+        self._states = [_State(WAITING if budget.opener else THINKING)]  # behind each token
 
     def allowed(self) -> Tensor:
         """``[V]`` bool: as the language has it, but nothing else than the closing tokens behind the budget."""
         mask = self._matcher.allowed()
-        phase, length = self._states[-1]
-        if phase != THINKING or length < self._budget.tokens:
+        token = self._due(mask)
+        if token is None:
             return mask
-        token = self._closing[length - self._budget.tokens]
         only = torch.zeros_like(mask)
         only[token] = mask[token]
         return only
 
     def advance(self, token: int) -> bool:
         """Take one token; False, and no change, where it is not allowed."""
-        phase, length = self._states[-1]
-        beyond = length - self._budget.tokens
-        if phase == THINKING and beyond >= 0 and token != self._closing[beyond]:
-            return False
-        if not self._matcher.advance(token):
+        due = self._due(self._matcher.allowed()) if self._is_spent() else None
+        if (due is not None and token != due) or not self._matcher.advance(token):
             return False
         self._tokens.append(token)
-        self._states.append(self._state_after(phase, length))
+        self._states.append(self._state_after(self._states[-1], closes=due is not None))
         return True
 
     def rewind(self, count: int) -> None:
@@ -65,16 +70,28 @@ class BudgetedMatcher:
             del self._tokens[-count:], self._states[-count:]
 
     def is_complete(self) -> bool:
-        """Whether the text so far is a whole sentence of the grammar."""
-        return self._matcher.is_complete()
+        """Whether the text so far is a whole sentence of the grammar, its thought closed where it has to be."""
+        return not self._is_spent() and self._matcher.is_complete()
 
-    def _state_after(self, phase: int, length: int) -> tuple[int, int]:
-        if phase == WAITING:
-            text, opener = self._decode(self._tokens), self._budget.opener
-            return (THINKING if text.startswith(opener) else WAITING if opener.startswith(text) else OVER), 0
-        if phase == THINKING:
+    def _is_spent(self) -> bool:
+        """Whether the budget is used up and the thought goes on."""
+        state = self._states[-1]
+        return state.phase == THINKING and state.length >= self._budget.tokens
+
+    def _due(self, mask: Tensor) -> int | None:
+        """The closing token that has to come next. Inside a character none can: it is written to its end first."""
+        closed = self._states[-1].closed
+        if not self._is_spent() or (closed == 0 and not bool(mask[self._closing[0]])):
+            return None
+        return self._closing[closed]
+
+    def _state_after(self, state: _State, *, closes: bool) -> _State:
+        if state.phase == WAITING:
+            text, opener = self._decode(self._tokens).lstrip("\n"), self._budget.opener
+            return _State(THINKING if text.startswith(opener) else WAITING if opener.startswith(text) else OVER)
+        if state.phase == THINKING:
             recent = self._decode(self._tokens[-self._window :])
-            is_closed = length + 1 == self._budget.tokens + len(self._closing)
-            if not is_closed and not any(end in recent for end in self._budget.ends):
-                return THINKING, length + 1
-        return OVER, 0
+            closed = state.closed + closes
+            if closed < len(self._closing) and not any(end in recent for end in self._budget.ends):
+                return _State(THINKING, state.length + 1, closed)
+        return _State(OVER)

@@ -26,6 +26,7 @@ from langchain_agentspec.forms import (
     described,
     expect_valid,
     json_schema_of,
+    returned,
     structured,
 )
 from langchain_agentspec.messages import to_result
@@ -45,8 +46,9 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
             to the template.
         thinking_budget: the most tokens of a reasoning model's thought, which is then ended; None for no limit.
         grammar_engine: "llguidance", "outlines", or "auto" for the first that can express what an answer may be.
-        validate_output: check structured answers with ``jsonschema`` too, and leave to this check what the grammar
-            engine cannot express of a schema, in place of refusing the schema.
+        validate_output: check answers by a schema with ``jsonschema`` too, and leave to this check what the engine
+            cannot express, in place of refusing the schema. Beside tools and behind thoughts a schema is always
+            enforced whole or refused.
         parallel_tool_calls: whether a message may hold several calls (up to ``MAX_PARALLEL_CALLS``).
         streaming: whether ``invoke`` streams too, for handlers that listen to tokens.
 
@@ -70,7 +72,7 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        return {**self.identity(), "dialect": self.dialect}
+        return {**self.identity(), "dialect": self.dialect, "output_version": self.output_version}
 
     @classmethod
     def overridable(cls) -> tuple[str, ...]:
@@ -161,16 +163,18 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
             raise InvalidRequestError(
                 f"method must be 'json_schema', 'function_calling' or 'json_mode', got {method!r}."
             )
+        wanted = json_schema_of(schema)
         llm = self.bind(
-            response_format={"type": "json_schema", "json_schema": {"schema": json_schema_of(schema)}},
-            ls_structured_output_format={"kwargs": {"method": method}, "schema": schema},
+            response_format={"type": "json_schema", "json_schema": {"schema": wanted}},
+            parsed=True,
+            ls_structured_output_format={"kwargs": {"method": method}, "schema": wanted},
             **kwargs,
         )
         return structured(llm, answer_parser(schema), include_raw)
 
     def _calling(self, schema: dict[str, Any] | type, **kwargs: Any) -> Runnable[LanguageModelInput, AIMessage]:
         """This model made to call the schema as a tool."""
-        tool = convert_to_openai_tool(json_schema_of(schema) if isinstance(schema, dict) else schema)
+        tool = convert_to_openai_tool(json_schema_of(schema))
         wanted = {"kwargs": {"method": "function_calling"}, "schema": tool}
         return self.bind_tools(
             [tool], tool_choice=tool["function"]["name"], ls_structured_output_format=wanted, **kwargs
@@ -186,7 +190,8 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
         call = self._prepare(messages, stop, kwargs)
         makers = call.makers()
         with core_errors():
-            deltas = map(expect_valid, call.engine.stream(call.request))
+            check = returned if kwargs.get("parsed") else expect_valid
+            deltas = map(check, call.engine.stream(call.request))
             chunks = [(delta.index, makers[delta.index].chunk(delta)) for delta in deltas]
         return to_result(chunks, len(makers))
 
@@ -213,8 +218,9 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
         call = await asyncio.to_thread(self._prepare, messages, stop, kwargs)
         makers = call.makers()
         with core_errors():
+            check = returned if kwargs.get("parsed") else expect_valid
             async with aclosing(call.engine.astream(call.request)) as deltas:
-                chunks = [(delta.index, makers[delta.index].chunk(expect_valid(delta))) async for delta in deltas]
+                chunks = [(delta.index, makers[delta.index].chunk(check(delta))) async for delta in deltas]
         return to_result(chunks, len(makers))
 
     async def _astream(

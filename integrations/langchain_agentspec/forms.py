@@ -12,14 +12,16 @@ from langchain_core.exceptions import ContextOverflowError as CoreContextOverflo
 from langchain_core.exceptions import ModelTimeoutError, OutputParserException
 from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
-from langchain_core.outputs import Generation
+from langchain_core.outputs import ChatGeneration, Generation
 from langchain_core.runnables import Runnable, RunnableLambda, RunnableMap, RunnablePassthrough
+from langchain_core.tools import BaseTool, StructuredTool
 from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
 from langchain_core.utils.pydantic import is_basemodel_subclass
 
 from agentspec import ContextOverflowError, Delta, InvalidRequestError
 from agentspec.calls import to_json
 from agentspec.errors import RequestTimeoutError
+from agentspec.grammar import schema_of
 
 
 def described(tool: Any) -> dict[str, Any]:
@@ -30,6 +32,8 @@ def described(tool: Any) -> dict[str, Any]:
     """
     try:
         formatted = convert_to_openai_tool(tool)
+        if (own := _own_schema(tool)) is not None:
+            formatted["function"]["parameters"] = own
         to_json(formatted)
     except (TypeError, ValueError) as error:
         raise InvalidRequestError(
@@ -37,6 +41,19 @@ def described(tool: Any) -> dict[str, Any]:
             f"values; got {tool!r}: {error}"
         ) from error
     return formatted
+
+
+def _own_schema(tool: Any) -> dict[str, Any] | None:
+    """The parameters of a tool whose types refer to each other: LangChain puts definitions in place of references, and
+    nothing in place of one that refers to itself."""
+    if callable(tool) and not isinstance(tool, type | BaseTool):
+        tool = StructuredTool.from_function(tool)
+    described = tool.tool_call_schema if isinstance(tool, BaseTool) else tool
+    if not (isinstance(described, type) and is_basemodel_subclass(described)):
+        return None
+    schema = schema_of(described)
+    shared = {"$defs", "definitions"} & schema.keys()
+    return {k: v for k, v in schema.items() if k not in ("title", "description")} if shared else None
 
 
 def chosen_tools(tools: list[dict[str, Any]], choice: Any) -> tuple[list[dict[str, Any]], bool]:
@@ -94,9 +111,11 @@ def final_schema(response_format: Any) -> dict[str, Any] | None:
 
 def json_schema_of(schema: dict[str, Any] | type) -> dict[str, Any]:
     """The JSON Schema of a class, TypedDict, OpenAI function or JSON Schema; the latter needs no title here."""
-    if isinstance(schema, dict) and not schema.keys() & {"title", "name", "function", "parameters", "input_schema"}:
-        return {"title": "Answer", **schema}
-    return convert_to_json_schema(schema)
+    if not isinstance(schema, dict):
+        return {"title": schema.__name__, **schema_of(schema)}
+    if schema.keys() & {"function", "parameters", "input_schema"}:
+        return convert_to_json_schema(schema)
+    return {"title": "Answer", **schema}
 
 
 def _called(message: AIMessage, schema: Any) -> Any:
@@ -166,8 +185,17 @@ def expect_valid(delta: Delta) -> Delta:
         OutputParserException: where it ends a text that does not satisfy its schema.
     """
     if delta.invalid is not None:
-        raise OutputParserException(f"The answer does not satisfy its schema: {delta.invalid}", llm_output=delta.text)
+        raise _invalid(delta.invalid, delta.text)
     return delta
+
+
+def returned(delta: Delta) -> Delta:
+    """The delta as it is: a parser reports what is wrong with it."""
+    return delta
+
+
+def _invalid(why: str, text: str) -> OutputParserException:
+    return OutputParserException(f"The answer does not satisfy its schema: {why}", llm_output=text)
 
 
 class WholeJsonParser(JsonOutputParser):
@@ -191,6 +219,10 @@ class WholePydanticParser(PydanticOutputParser[Any]):
 def _expect_whole(result: list[Generation], partial: bool) -> None:
     if partial:
         return
+    if isinstance(result[0], ChatGeneration):
+        why = result[0].message.response_metadata.get("agentspec", {}).get("invalid")
+        if why is not None:
+            raise _invalid(why, result[0].text)
     try:
         json.loads(result[0].text)
     except json.JSONDecodeError as error:

@@ -47,6 +47,25 @@ class AgentSpecLLM(ModelSettings, BaseLLM):
         self.engine_of(self.model)
         return self
 
+    def generate(self, prompts: list[str], stop: list[str] | None = None, *arguments: Any, **kwargs: Any) -> LLMResult:
+        """As of any LLM. Settings of the call are part of what a cache of answers goes by."""
+        told, others = self._told(kwargs)
+        return BaseLLM.generate(told, prompts, stop, *arguments, **others)
+
+    async def agenerate(
+        self, prompts: list[str], stop: list[str] | None = None, *arguments: Any, **kwargs: Any
+    ) -> LLMResult:
+        """As ``generate``, for an event loop."""
+        told, others = self._told(kwargs)
+        return await BaseLLM.agenerate(told, prompts, stop, *arguments, **others)
+
+    def _told(self, kwargs: dict[str, Any]) -> tuple[AgentSpecLLM, dict[str, Any]]:
+        """This model with the settings of a call as its own, and the other keywords."""
+        names = {*SHARED, "grammar"} - ({"model"} if self.engine else set())
+        settings = {name: value for name, value in kwargs.items() if name in names}
+        others = {name: value for name, value in kwargs.items() if name not in names}
+        return self.model_copy(update=settings) if settings else self, others
+
     def _generate(
         self,
         prompts: list[str],
@@ -73,7 +92,12 @@ class AgentSpecLLM(ModelSettings, BaseLLM):
     ) -> LLMResult:
         engine, requests = await asyncio.to_thread(self._prepare, prompts, stop, kwargs)
         with core_errors():
-            samples = await asyncio.gather(*(_samples(engine, request) for request in requests))
+            tasks = [asyncio.ensure_future(_samples(engine, request)) for request in requests]
+            try:
+                samples = await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:  # the others of one that failed
+                    task.cancel()
         counts = [
             (chunks[0].generation_info["agentspec"]["prompt_tokens"], _emitted(chunks))  # type: ignore[index]
             for chunks in samples

@@ -14,6 +14,9 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from agentspec import Delta, FinishReason, InvalidRequestError, StepStats, TokenLogprob
 from agentspec.chat import Parser, Piece, ToolCall
 
+CUT_SHORT = "cut short: "
+"""Stands before the text of a call that was not written to its end, so that nobody reads it as one that was."""
+
 ROLES = {"human": "user", "system": "system", "ai": "assistant", "tool": "tool", "function": "tool"}
 TEXTLESS_BLOCKS = {"tool_call", "tool_use", "tool_call_chunk", "invalid_tool_call", "reasoning", "thinking"}
 """Content blocks that stand beside the text of an assistant's message."""
@@ -114,17 +117,17 @@ class ChunkMaker:
             additional_kwargs=_thought(piece.reasoning + rest.reasoning),
             tool_call_chunks=[_call_chunk(index, call) for index, call in enumerate(calls)],
             usage_metadata=_usage(delta.stats),
-            response_metadata=self._metadata(_finish_reason(delta.finish_reason, calls), delta.stats),
+            response_metadata=self._metadata(_finish_reason(delta.finish_reason, calls), delta.stats, delta.invalid),
             chunk_position="last",
         )
 
-    def _metadata(self, finish_reason: str, stats: StepStats) -> dict[str, Any]:
-        ids = self._own_ids(self._text, self._tokens)
+    def _metadata(self, finish_reason: str, stats: StepStats, invalid: str | None) -> dict[str, Any]:
+        told = {"token_ids": self._own_ids(self._text, self._tokens), "invalid": invalid}
         metadata: dict[str, Any] = {
             "finish_reason": finish_reason,
             "model_name": self._model_name,
             "model_provider": "agentspec",
-            "agentspec": stats.to_dict() | ({"token_ids": ids} if ids else {}),
+            "agentspec": stats.to_dict() | {name: value for name, value in told.items() if value},
         }
         if self._logprobs:
             metadata["logprobs"] = {"content": [self._logprob(entry) for entry in self._logprobs]}
@@ -160,8 +163,9 @@ def to_message(chunks: Iterable[AIMessageChunk]) -> AIMessage:
 
 
 def _call_chunk(index: int, call: ToolCall) -> ToolCallChunk:
-    """A call in one piece. Of a call cut short the raw text is kept, which reads as an invalid call."""
-    return tool_call_chunk(name=call.name, args=call.arguments, id=call.id or f"call_{uuid.uuid4().hex}", index=index)
+    """A call in one piece. Of a call cut short the raw text is kept, behind a mark: LangChain would complete it."""
+    arguments = call.arguments if call.is_complete else CUT_SHORT + call.arguments
+    return tool_call_chunk(name=call.name, args=arguments, id=call.id or f"call_{uuid.uuid4().hex}", index=index)
 
 
 def _finish_reason(reason: FinishReason, calls: list[ToolCall]) -> str:

@@ -19,8 +19,8 @@ from langchain_agentspec.settings import decoding, sampling
 CHAT = ("grammar_engine", "validate_output", "reasoning", "thinking_budget", "parallel_tool_calls")
 """Settings of a chat model alone that a call may override."""
 
-BOUND = ("tools", "tool_choice", "response_format", "strict")
-"""What else a call takes."""
+BOUND = ("tools", "tool_choice", "response_format", "strict", "parsed")
+"""What else a call takes; ``parsed`` says that a parser behind it reports invalid answers."""
 
 MAX_PARALLEL_CALLS = 8
 """Calls in one message where parallel calls are asked for."""

@@ -98,8 +98,8 @@ class ModelSettings(BaseModel):
     def identity(self) -> dict[str, Any]:
         """All that an answer depends on, but for the prompt."""
         names = (*self.overridable(), "draft", "stop", "device", "dtype", "revision")
-        # An engine of the user's own has no name: no cache may take its answers for those of another.
-        return {**{name: getattr(self, name) for name in names}, "engine": self.engine and id(self.engine)}
+        # No cache may take the answers of an engine of the user's own for those of another.
+        return {**{name: getattr(self, name) for name in names}, "engine": self.engine and self.engine.identity}
 
     def engine_of(self, model: str) -> LocalEngine:
         """The engine that serves a model: the shared one, loaded at the first call, or the one that was given.
@@ -140,7 +140,8 @@ def sampling(settings: Mapping[str, Any], stop: Sequence[str], **others: Any) ->
         InvalidRequestError: for a value outside its range.
     """
     # The model's own probabilities: those of a greedy law would all be 1.
-    return SamplingParams(**{name: settings[name] for name in SAMPLING}, stop=tuple(stop), raw_logprobs=True, **others)
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    return SamplingParams(**{name: settings[name] for name in SAMPLING}, stop=stops, raw_logprobs=True, **others)
 
 
 def decoding(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,6 +155,8 @@ def decoding(settings: Mapping[str, Any]) -> dict[str, Any]:
         raise InvalidRequestError(f"n is the number of samples, 1 or more; got {n!r}.")
     if gamma != "auto" and not (isinstance(gamma, int) and gamma >= 0):
         raise InvalidRequestError(f"gamma is the number of tokens to draft, 0 or more, or 'auto'; got {gamma!r}.")
+    if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):
+        raise InvalidRequestError(f"timeout is a number of seconds above 0, got {timeout!r}.")
     return {
         "n": n,
         "gamma": None if gamma == "auto" else gamma,

@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from answering import answering
+
+from langchain_agentspec import ChatAgentSpec
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -69,3 +72,15 @@ def test_markov_refuses_texts_without_a_pair(markov: dict[str, Any], capsys: pyt
     with pytest.raises(SystemExit):
         markov["main"](["--length", "1"])
     assert "--length must be 2 or more" in capsys.readouterr().err
+
+
+def test_a_debate_is_held_and_decided() -> None:
+    debate = runpy.run_path(str(EXAMPLES / "debate.py"))
+    engine, _ = answering([(r"Which side", '{"answer": "no"}'), (r"I say no", "I say yes."), (r"", "I say no.")])
+    model = ChatAgentSpec(engine=engine, temperature=0.5, max_tokens=40)
+    said = debate["debate"](model, "Is it?", 2)
+    assert said == [("for", "I say no."), ("against", "I say yes."), ("for", "I say no."), ("against", "I say yes.")]
+    result = debate["verdict"](model, "Is it?", said, 8)
+    assert result.answer == {"answer": "no"}
+    assert result.share == 1.0
+    engine.close()

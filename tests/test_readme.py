@@ -31,6 +31,13 @@ def test_the_engine_example_counts(capsys: pytest.CaptureFixture[str]) -> None:
     assert "four" in capsys.readouterr().out
 
 
+def test_the_vote_is_held(capsys: pytest.CaptureFixture[str]) -> None:
+    [example] = [block for block in BLOCKS if "SelfConsistency(" in block]
+    exec(example, {})
+    share = float(capsys.readouterr().out.split()[-1])
+    assert 0 < share <= 1
+
+
 def test_the_commands_are_targets_of_the_makefile() -> None:
     targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
     for command in re.findall(r"(?:^|`)make ([a-z]+)", (ROOT / "README.md").read_text(), flags=re.MULTILINE):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import defaultdict
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ class PairSpec:
     revision: str | None = None
 
 
+_log = logging.getLogger("agentspec")
 _engines: dict[PairSpec, LocalEngine] = {}
 _locks: defaultdict[PairSpec, threading.Lock] = defaultdict(threading.Lock)  # one's loading delays no other
 
@@ -80,6 +82,7 @@ def load_engine(spec: PairSpec) -> LocalEngine:
             f"{spec.model}: the tokenizer has {ids} ids and the model scores {target.vocab_size}; expected a tokenizer "
             "of this model, with no more ids than it scores."
         )
+    _log.info("%s: KV cache of %s", spec.model, target.kv.memory)
     return LocalEngine(SpeculativeDecoder(target, Cascade(drafters), DEFAULT_GAMMA), tokenizer)
 
 

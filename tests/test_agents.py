@@ -17,6 +17,7 @@ from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from pydantic import BaseModel
 
+from agentspec import InvalidRequestError
 from langchain_agentspec import ChatAgentSpec, track_latency
 
 Made = Callable[..., ChatAgentSpec]
@@ -105,6 +106,16 @@ async def test_the_event_stream_tells_of_models_and_tools(made: Made) -> None:
     assert events.count("on_chat_model_start") == events.count("on_chat_model_end") == 2
     assert events.count("on_tool_end") == 1
     assert "on_chat_model_stream" in events
+
+
+def test_what_is_no_tool_and_what_is_said_twice_is_refused(made: Made) -> None:
+    model = made([])
+    unserialisable = {"type": "function", "function": {"name": "f", "parameters": {"default": object()}}}
+    for thing in (object(), 3, unserialisable):
+        with pytest.raises(InvalidRequestError, match="A tool is"):
+            model.bind_tools([thing])
+    with pytest.raises(InvalidRequestError, match="makes its own response_format"):
+        model.with_structured_output(Report, response_format={"type": "json_object"})
 
 
 @pytest.mark.parametrize("tools", [[], [get_weather]], ids=["no tools", "tools"])

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from tiny import llama
 from torch import Tensor
 
+from agentspec import CausalLM
 from agentspec.errors import InvalidRequestError
 from agentspec.models.kv_cache import SHORT_TAIL, RaggedKV
 
@@ -188,3 +190,12 @@ def test_integrity_names_what_is_wrong() -> None:
 def test_a_forward_outside_of_writing_is_an_error() -> None:
     with pytest.raises(RuntimeError, match=r"inside RaggedKV\.writing"):
         cache().update(states([1]), states([1]), 0)
+
+
+def test_the_memory_budget_is_stated() -> None:
+    model = CausalLM(llama(), rows=4, memory_budget_bytes=4 * 100 * 1024)
+    memory = model.kv.memory
+    assert memory.rows == 4
+    assert memory.token_bytes == 2 * 2 * 2 * 8 * 4  # K and V, layers, heads, dimension, bytes
+    assert memory.tokens == min(model.kv.max_slots, 4 * 100 * 1024 // (4 * memory.token_bytes))
+    assert str(memory).startswith(f"4 rows of {memory.tokens:,} tokens")

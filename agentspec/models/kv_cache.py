@@ -50,6 +50,28 @@ class _Block:
         return max(self.starts) + self.width
 
 
+@dataclass(frozen=True)
+class Memory:
+    """The bounds of a KV cache.
+
+    Args:
+        rows: contexts that are kept at most.
+        tokens: the most tokens of each, if all rows are to be as long; fewer rows may be longer.
+        token_bytes: K and V of a token over all layers.
+        budget_bytes: the bound on all of them; None for none.
+    """
+
+    rows: int
+    tokens: int
+    token_bytes: int
+    budget_bytes: int | None
+
+    def __str__(self) -> str:
+        """In words."""
+        budget = "no bound" if self.budget_bytes is None else f"at most {self.budget_bytes / 2**20:,.0f} MiB"
+        return f"{self.rows} rows of {self.tokens:,} tokens, {self.token_bytes:,} bytes a token, {budget}"
+
+
 class RaggedKV(Cache):
     """Preallocated K and V, per layer ``[rows, kv_heads, capacity, head_dim]``, behind transformers' cache interface.
 
@@ -134,6 +156,14 @@ class RaggedKV(Cache):
         """Bytes of K and V that one token takes over all layers; 0 before the first forward."""
         stores = (*self._keys.values(), *self._values.values())
         return sum(store.shape[1] * store.shape[3] * store.element_size() for store in stores)
+
+    @property
+    def memory(self) -> Memory:
+        """Its bounds."""
+        tokens = self.max_slots
+        if self.budget_bytes is not None and self.slot_bytes:
+            tokens = min(tokens, self.budget_bytes // (self.slot_bytes * self.max_rows))
+        return Memory(self.max_rows, tokens, self.slot_bytes, self.budget_bytes)
 
     def _affordable(self, capacity: int) -> int:
         row_bytes = self.slot_bytes * capacity

@@ -95,6 +95,13 @@ def test_types_that_refer_to_themselves_are_enforced(schema: dict[str, Any]) -> 
     assert not jsonschema.Draft202012Validator(schema).is_valid(value)
 
 
+def test_a_function_needs_no_docstring() -> None:
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    assert described(add)["function"]["parameters"]["required"] == ["a", "b"]
+
+
 def test_a_recursive_class_comes_back_as_an_instance(says: Says) -> None:
     wanted = '{"name": "a", "children": [{"name": "b", "children": []}]}'
     made = says(wanted, "qwen").with_structured_output(Node).invoke(QUESTION)

@@ -35,9 +35,9 @@ def described(tool: Any) -> dict[str, Any]:
         if (own := _own_schema(tool)) is not None:
             formatted["function"]["parameters"] = own
         to_json(formatted)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, AttributeError) as error:
         raise InvalidRequestError(
-            f"A tool is a function with a docstring, a LangChain tool, a pydantic class or an OpenAI tool dict of JSON "
+            f"A tool is a function, a LangChain tool, a pydantic class or an OpenAI tool dict of JSON "
             f"values; got {tool!r}: {error}"
         ) from error
     return formatted
@@ -47,7 +47,7 @@ def _own_schema(tool: Any) -> dict[str, Any] | None:
     """The parameters of a tool whose types refer to each other: LangChain puts definitions in place of references, and
     nothing in place of one that refers to itself."""
     if callable(tool) and not isinstance(tool, type | BaseTool):
-        tool = StructuredTool.from_function(tool)
+        tool = StructuredTool.from_function(tool, description=tool.__doc__ or tool.__name__)
     described = tool.tool_call_schema if isinstance(tool, BaseTool) else tool
     if not (isinstance(described, type) and is_basemodel_subclass(described)):
         return None

@@ -48,7 +48,10 @@ class Answer:
     def written(self, chat: ChatFormat, thought: Thought | None) -> str:
         between = chat.form.after_text if self.text else ""
         calls = between + chat.form.calls(self.calls) if self.calls else ""
-        thinks = f"{thought.opener}{self.reasoning}{thought.closing}{thought.gap}" if thought and self.reasoning else ""
+        # As such models write it, and their templates render it back: a line of its own for the mark.
+        thinks = (
+            f"{thought.opener}\n{self.reasoning}{thought.closing}{thought.gap}" if thought and self.reasoning else ""
+        )
         return thinks + self.text + calls
 
     def message(self, calls: list[ToolCall]) -> dict[str, Any]:

@@ -180,7 +180,8 @@ def test_rows_in_any_company_equal_the_rows_alone() -> None:
         [alone] = engine.generate([request])
         for one, other in zip(samples, alone, strict=True):
             assert one.tokens == other.tokens
-            assert one.stats.drafted == other.stats.drafted
+            # Siblings draft for each other, and how far they are depends on the company.
+            assert request.n > 1 or one.stats.drafted == other.stats.drafted
             compared += 1
     assert compared == sum(request.n for request in requests)
     engine.close()

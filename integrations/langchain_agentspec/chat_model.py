@@ -28,6 +28,7 @@ from langchain_agentspec.forms import (
     json_schema_of,
     returned,
     structured,
+    told_schema,
 )
 from langchain_agentspec.messages import to_result
 from langchain_agentspec.request import BOUND, CHAT, Prepared, prepare, shown
@@ -167,7 +168,7 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
         llm = self.bind(
             response_format={"type": "json_schema", "json_schema": {"schema": wanted}},
             parsed=True,
-            ls_structured_output_format={"kwargs": {"method": method}, "schema": wanted},
+            ls_structured_output_format={"kwargs": {"method": method}, "schema": told_schema(schema)},
             **kwargs,
         )
         return structured(llm, answer_parser(schema), include_raw)

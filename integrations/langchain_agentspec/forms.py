@@ -118,6 +118,15 @@ def json_schema_of(schema: dict[str, Any] | type) -> dict[str, Any]:
     return {"title": "Answer", **schema}
 
 
+def told_schema(schema: Any) -> Any:
+    """The schema for LangChain's tracers, which convert it in their own way: as it is, where they can."""
+    try:
+        convert_to_json_schema(schema)
+    except (TypeError, ValueError):
+        return json_schema_of(schema)
+    return schema
+
+
 def _called(message: AIMessage, schema: Any) -> Any:
     """The arguments of a message's call, as an instance of a pydantic class where one is named.
 

@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from langchain_core.messages import HumanMessage
+
 from agentspec.dice import sample_seed
 from langchain_agentspec import ChatAgentSpec, SelfConsistency
 
@@ -37,7 +39,7 @@ def samples(model: ChatAgentSpec, together: bool) -> tuple[int, float]:
     """Tokens and seconds of ``K`` samples of one prompt."""
     started = time.perf_counter()
     if together:
-        [generations] = model.generate([[("user", PROMPT)]], n=K, seed=1, acceptance="coupled").generations  # type: ignore[list-item]
+        [generations] = model.generate([[HumanMessage(PROMPT)]], n=K, seed=1, acceptance="coupled").generations
         answers = [generation.message for generation in generations]  # type: ignore[union-attr]
     else:
         answers = [model.invoke(PROMPT, seed=sample_seed(1, i), acceptance="coupled") for i in range(K)]
@@ -104,8 +106,10 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--gamma", type=int, help="tokens to draft per round; 0 for none")
     options = parser.parse_args()
-    model = ChatAgentSpec(temperature=0.7, max_tokens=options.max_tokens).load()
+    gamma = "auto" if options.gamma is None else options.gamma
+    model = ChatAgentSpec(temperature=0.7, max_tokens=options.max_tokens, gamma=gamma).load()
     throughput(model, options.repeats)
     if options.questions_file:
         rows = [json.loads(line) for line in options.questions_file.read_text().splitlines()][: options.questions]

@@ -250,3 +250,12 @@ def test_a_timeout_is_an_error_of_langchains_core(made: Made) -> None:
     with pytest.raises(ModelTimeoutError):
         list(model.stream("Hi", max_tokens=100_000))
     assert model.invoke("Hi", max_tokens=3, timeout=60).usage_metadata is not None
+
+
+async def test_the_third_event_protocol_runs_through_an_agent(made: Made) -> None:
+    agent: Any = create_agent(made(WEATHER), tools=[get_weather])
+    with pytest.warns(match="v3 streaming protocol"):
+        stream = await agent.astream_events(QUESTION, version="v3")
+    events = [event async for event in stream]
+    assert len(events) > 10
+    assert any("It is sunny" in str(event) or "sunny" in str(event) for event in events)

@@ -146,3 +146,19 @@ def test_calls_of_every_dialect_come_out_as_langchains(says: Says, template: str
     assert [(chunk["name"], json.loads(chunk["args"] or "")) for chunk in chunks] == [("now", {})]
     if template == "mistral":
         assert len(call["id"] or "") == 9
+
+
+def test_structured_output_streams_what_there_is_of_it(says: Says) -> None:
+    schema = {
+        "title": "Person",
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+        "required": ["name", "age"],
+    }
+    wanted = '{"name": "One, two, three", "age": 12}'
+    pieces = list(says(wanted, "qwen").with_structured_output(schema).stream(QUESTION))
+    assert pieces[-1] == json.loads(wanted)
+    assert len(pieces) > 2
+    names = [piece["name"] for piece in pieces if "name" in piece]
+    assert names == sorted(names, key=len)
+    assert all("One, two, three".startswith(name) for name in names)

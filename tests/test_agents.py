@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -194,6 +195,17 @@ def test_messages_survive_their_serialised_form(made: Made) -> None:
 async def test_many_calls_share_rounds_and_block_no_loop() -> None:
     engine, model = answering([(r"", "One, two, three, four, five, six, seven.")], max_running=64)
     chat = ChatAgentSpec(engine=engine, gamma=0)
+    play, scheduler = model.next_logits, engine._scheduler
+
+    def when_all_are_there(contexts: Any, last: Any) -> Any:
+        """The first round waits for everyone, so that no machine is too fast for them to meet."""
+        for _ in range(2000):
+            if model.rows or len(scheduler._waiting) + len(scheduler._running) == 50:
+                break
+            time.sleep(0.01)
+        return play(contexts, last)
+
+    model.next_logits = when_all_are_there  # type: ignore[method-assign]
     beats = 0
 
     async def beat() -> None:

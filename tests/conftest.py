@@ -10,13 +10,17 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from scripted import QUESTION, Says, ScriptedModel, tokenizer
 from transformers import PreTrainedTokenizerBase
 
-from agentspec import embedded
+from agentspec import Cascade, LocalEngine, PromptLookupDrafter, SpeculativeDecoder, embedded
+from agentspec.chat import ChatFormat
 from agentspec.models.causal_lm import CausalLM
+from langchain_agentspec import ChatAgentSpec
 
 torch.set_num_threads(min(2, os.cpu_count() or 1))
 
@@ -44,3 +48,24 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def says() -> Iterator[Says]:
+    """Makes a chat model that wants to answer the question in these words."""
+    engines = []
+
+    def make(script: str, template: str = "qwen3", prompt: list[int] | None = None, **settings: Any) -> ChatAgentSpec:
+        known = tokenizer(template)
+        tools = settings.pop("tools", [])
+        thinks = {} if settings.get("reasoning") is None else {"enable_thinking": settings["reasoning"]}
+        prompt = prompt or ChatFormat(known).render([{"role": "user", "content": QUESTION}], tools, **thinks)
+        end = known.convert_tokens_to_ids("<|im_end|>")
+        model = ScriptedModel(len(known), len(prompt), [*known.encode(script), end])
+        decoder = SpeculativeDecoder(model, Cascade([PromptLookupDrafter()]), 4)
+        engines.append(LocalEngine(decoder, known, end_tokens=[end]))
+        return ChatAgentSpec(engine=engines[-1], max_tokens=120, **settings)
+
+    yield make
+    for engine in engines:
+        engine.close()

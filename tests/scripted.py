@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,10 @@ from transformers import PreTrainedTokenizerFast
 
 from agentspec import Batch, Draft, Drafter
 from agentspec.constraints import Walk
+
+QUESTION = "What time is it?"
+Says = Callable[..., Any]
+"""Makes a chat model that wants to answer the question in certain words."""
 
 END = "<|end|>"
 SPECIAL = ("<|begin|>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")

@@ -15,8 +15,7 @@ from langchain_core.globals import set_llm_cache
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import BaseModel
-from scripted import ScriptedModel, tokenizer
-from test_reasoning import QUESTION, Says, says
+from scripted import QUESTION, Says, ScriptedModel, tokenizer
 
 from agentspec import (
     Grammar,
@@ -34,8 +33,6 @@ from agentspec.constraints import compiler
 from langchain_agentspec import AgentSpecLLM, ChatAgentSpec
 from langchain_agentspec.forms import described, json_schema_of
 from langchain_agentspec.messages import to_chat
-
-says = says  # the fixture
 
 
 def get_weather(city: str, days: int = 1) -> str:

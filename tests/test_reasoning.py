@@ -3,49 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 from langchain_core.exceptions import OutputParserException
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.utils.function_calling import convert_to_openai_tool
-from scripted import ScriptedModel, tokenizer
+from scripted import QUESTION, Says, tokenizer
 
-from agentspec import Cascade, GrammarError, InvalidRequestError, LocalEngine, PromptLookupDrafter, SpeculativeDecoder
+from agentspec import GrammarError, InvalidRequestError
 from agentspec.chat import ChatFormat
-from langchain_agentspec import ChatAgentSpec
 from langchain_agentspec.messages import to_chat
 
-QUESTION = "What time is it?"
 CALL = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
-Says = Callable[..., ChatAgentSpec]
 
 
 def now() -> str:
     """The time."""
     return "noon"
-
-
-@pytest.fixture
-def says() -> Iterator[Says]:
-    """Makes a chat model that wants to answer the question in these words."""
-    engines = []
-
-    def make(script: str, template: str = "qwen3", prompt: list[int] | None = None, **settings: Any) -> ChatAgentSpec:
-        known = tokenizer(template)
-        tools = settings.pop("tools", [])
-        thinks = {} if settings.get("reasoning") is None else {"enable_thinking": settings["reasoning"]}
-        prompt = prompt or ChatFormat(known).render([{"role": "user", "content": QUESTION}], tools, **thinks)
-        end = known.convert_tokens_to_ids("<|im_end|>")
-        model = ScriptedModel(len(known), len(prompt), [*known.encode(script), end])
-        decoder = SpeculativeDecoder(model, Cascade([PromptLookupDrafter()]), 4)
-        engines.append(LocalEngine(decoder, known, end_tokens=[end]))
-        return ChatAgentSpec(engine=engines[-1], max_tokens=120, **settings)
-
-    yield make
-    for engine in engines:
-        engine.close()
 
 
 def test_a_thought_stands_beside_the_answer(says: Says) -> None:

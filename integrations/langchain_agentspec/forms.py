@@ -112,7 +112,7 @@ def final_schema(response_format: Any) -> dict[str, Any] | None:
 def json_schema_of(schema: dict[str, Any] | type) -> dict[str, Any]:
     """The JSON Schema of a class, TypedDict, OpenAI function or JSON Schema; the latter needs no title here."""
     if not isinstance(schema, dict):
-        return {"title": schema.__name__, **schema_of(schema)}
+        return {"title": getattr(schema, "__name__", "Answer"), **schema_of(schema)}
     if schema.keys() & {"function", "parameters", "input_schema"}:
         return convert_to_json_schema(schema)
     return {"title": "Answer", **schema}

@@ -129,7 +129,7 @@ class SpeculativeDecoder:
         rows = _commit(batch, draft, verdict, walk, p, logits, self._drafter_name)
         laps.lap("sample_s")
         laps.move(batch.detokenize_seconds - before, "sample_s", to="detokenize_s")
-        return RoundStats(rows, laps.seconds)
+        return RoundStats(rows, laps.seconds, 1 + max(map(len, draft.spans)))
 
     def prefill(self, contexts: list[list[int]]) -> None:
         """Let target and drafter compute what they will need of these contexts. Costs time, changes nothing."""

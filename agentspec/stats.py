@@ -48,10 +48,12 @@ class RowStats:
 
 @dataclass(frozen=True)
 class RoundStats:
-    """One round: its rows in batch order, and the seconds of its phases (draft, mask, verify, sample)."""
+    """One round: its rows in batch order, the seconds of its phases (draft, mask, verify, sample), and the width of
+    the target's block, in tokens per row."""
 
     rows: tuple[RowStats, ...]
     seconds: Mapping[str, float]
+    width: int = 1
 
 
 PHASES = ("queue_s", "prefill_s", "draft_s", "mask_s", "verify_s", "sample_s", "detokenize_s", "other_s")

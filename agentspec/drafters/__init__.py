@@ -33,12 +33,15 @@ class Draft:
         lengths: ``[B]``.
         q: ``[B, K, V]``, the law each token was drawn from; None where every token is a function of its context.
         sources: per row, the name of the drafter of each token; empty where all are the proposing drafter's.
+        evidence: per row, how strongly each token is supported, as a small integer: tokens of one drafter and evidence
+            are taken to be accepted equally often. Empty where the drafter makes no difference.
     """
 
     tokens: Tensor
     lengths: Tensor
     q: Tensor | None = None
     sources: Sequence[Sequence[str]] = ()
+    evidence: Sequence[Sequence[int]] = ()
 
     @classmethod
     def of_spans(
@@ -47,6 +50,7 @@ class Draft:
         device: torch.device | str,
         q: Tensor | None = None,
         sources: Sequence[Sequence[str]] = (),
+        evidence: Sequence[Sequence[int]] = (),
     ) -> Draft:
         """A draft of these tokens per row."""
         width = max(map(len, spans), default=0)
@@ -56,6 +60,7 @@ class Draft:
             torch.tensor([len(span) for span in spans], device=device),
             q,
             sources,
+            evidence,
         )
 
     @cached_property
@@ -71,6 +76,10 @@ class Draft:
     def sources_or(self, name: str) -> Sequence[Sequence[str]]:
         """The drafter of each token, ``name`` where the draft does not say."""
         return self.sources or [[name] * len(span) for span in self.spans]
+
+    def evidence_or_none(self) -> Sequence[Sequence[int]]:
+        """The evidence for each token, 0 where the draft makes no difference."""
+        return self.evidence or [[0] * len(span) for span in self.spans]
 
     def q_of_tokens(self) -> Tensor:
         """``[B, K]``: q of each drafted token."""

@@ -73,11 +73,14 @@ def throughput(model: ChatAgentSpec, repeats: int) -> None:
         )
 
 
-def votes(model: ChatAgentSpec, rows: list[dict[str, Any]]) -> None:
-    """Print accuracy of single samples and of votes, and what early stopping saves."""
-    single = majority = early_right = saved = drawn = stopped = 0
+def votes(model: ChatAgentSpec, rows: list[dict[str, Any]], alone: int) -> None:
+    """Print accuracy of single samples and of votes, and what early stopping saves.
+
+    Of the first ``alone`` questions the samples are drawn by single calls besides, for the time that this takes.
+    """
+    single = majority = early_right = same = saved = drawn = stopped = 0
     wall = alone_wall = 0.0
-    for row in rows:
+    for number, row in enumerate(rows):
         question = row["question"] + " Think step by step and end with the number."
         whole = SelfConsistency(model, K, extract=last_number, seed=1, return_all=True).invoke(question)
         early = SelfConsistency(model, K, extract=last_number, seed=1, stop="adaptive", return_all=True).invoke(
@@ -87,7 +90,10 @@ def votes(model: ChatAgentSpec, rows: list[dict[str, Any]]) -> None:
         majority += whole.answer == row["answer"]
         early_right += early.answer == row["answer"]
         stopped += early.stopped_early
+        same += early.answer == whole.answer
         drawn, saved = drawn + len(early.samples), saved + early.tokens_saved
+        if number >= alone:
+            continue
         started = time.perf_counter()
         for i in range(K):
             model.invoke(question, seed=sample_seed(1, i), acceptance="coupled")
@@ -96,24 +102,30 @@ def votes(model: ChatAgentSpec, rows: list[dict[str, Any]]) -> None:
     n = len(rows)
     print(f"{n} questions, k = {K}, temperature {model.temperature}")
     print(f"  right: first sample {single}, majority {majority}, with adaptive stopping {early_right}")
-    print(f"  adaptive: {stopped} votes stopped early, {n * K - drawn} of {n * K} samples and {saved} tokens saved")
-    print(f"  wall time of a vote against {K} calls one after the other: {alone_wall / wall:.2f} times faster")
+    print(
+        f"  adaptive: {stopped} votes stopped early, {same} of {n} answers as without, {n * K - drawn} of {n * K} samples "
+        f"and {saved} tokens saved"
+    )
+    if wall:
+        print(f"  wall time of a vote against {K} calls one after the other: {alone_wall / wall:.2f} times faster")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("questions_file", type=Path, nargs="?")
     parser.add_argument("--questions", type=int, default=10)
+    parser.add_argument("--alone", type=int, default=5, help="questions whose samples are drawn by single calls besides")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--gamma", type=int, help="tokens to draft per round; 0 for none")
     options = parser.parse_args()
     gamma = "auto" if options.gamma is None else options.gamma
     model = ChatAgentSpec(temperature=0.7, max_tokens=options.max_tokens, gamma=gamma).load()
-    throughput(model, options.repeats)
+    if options.repeats:
+        throughput(model, options.repeats)
     if options.questions_file:
         rows = [json.loads(line) for line in options.questions_file.read_text().splitlines()][: options.questions]
-        votes(model.model_copy(update={"max_tokens": 2 * options.max_tokens}), rows)
+        votes(model.model_copy(update={"max_tokens": 2 * options.max_tokens}), rows, options.alone)
 
 
 if __name__ == "__main__":

@@ -1,36 +1,199 @@
-"""How many tokens to draft: the gamma of each row of a round."""
+"""How many tokens to draft: gamma, fixed or chosen from what was measured.
+
+The target reads one block as wide as the longest draft in it, so the rows of a round share one width. ``Auto`` takes
+the width that gives the most expected tokens per second: the expectation from how often tokens of the same drafter and
+evidence were accepted before, the seconds from measured passes. Where nothing pays, that is no draft at all.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from operator import mul
+from weakref import WeakKeyDictionary
 
+from agentspec.drafters import Draft, Gamma
 from agentspec.errors import InvalidRequestError
+from agentspec.models.cost import PassCost
 from agentspec.sequence import Batch
+from agentspec.sequence import Sequence as TokenSequence
+from agentspec.stats import FORCED
 
 
-class DraftLength(Protocol):
+class DraftLength(ABC):
     """Chooses gamma from what is known before anything is drawn."""
 
-    def __call__(self, batch: Batch) -> list[int]:
-        """Gamma of each row; 0 decodes it plainly."""
-        ...
+    is_timed = False
+    """Whether gamma depends on a clock: under the rejection rule a seed alone does not tell the text then."""
+
+    @abstractmethod
+    def __call__(self, batch: Batch) -> Gamma:
+        """Most tokens to draft for each row; 0 decodes it plainly."""
+
+    def cut(self, batch: Batch, draft: Draft) -> Draft:
+        """The part of a draft that is worth its pass. Drawn tokens stay; the others are functions of their context."""
+        return draft
+
+    def learn(self, batch: Batch, offered: Draft, blocks: Sequence[Sequence[int]], width: int, seconds: float) -> None:
+        """What came of a round: the draft before it was cut, the tokens of each row, the width of the target's block,
+        and the seconds from the end of drafting to the end of the round."""
+        return
 
 
-@dataclass(frozen=True)
-class Fixed:
+class Fixed(DraftLength):
     """The same gamma for every row, but for rows whose request names its own. Never past the row's last token.
 
     Raises:
         InvalidRequestError: for a negative gamma.
     """
 
-    gamma: int
+    def __init__(self, gamma: int) -> None:
+        if gamma < 0:
+            raise InvalidRequestError(f"gamma is the number of tokens to draft, 0 or more; got {gamma}.")
+        self.gamma = gamma
 
-    def __post_init__(self) -> None:
-        if self.gamma < 0:
-            raise InvalidRequestError(f"gamma is the number of tokens to draft, 0 or more; got {self.gamma}.")
-
-    def __call__(self, batch: Batch) -> list[int]:
+    def __call__(self, batch: Batch) -> Gamma:
         """Gamma of each row. The last token a row may emit is the target's own, so it is not drafted."""
-        return [min(self.gamma if s.gamma is None else s.gamma, s.remaining - 1) for s in batch.sequences]
+        return Gamma(min(self.gamma if s.gamma is None else s.gamma, s.remaining - 1) for s in batch.sequences)
+
+
+class Auto(DraftLength):
+    """The gamma with the most expected tokens per second; rows whose request names its own keep that.
+
+    Args:
+        target: what a pass of the target costs.
+        drafts: what a pass of a draft model costs, by the name of its drafter. Tokens of these drafters are drawn,
+            one pass each, so how many is chosen before; tokens of others are cut afterwards.
+        longest: most tokens in a draft.
+    """
+
+    is_timed = True
+
+    def __init__(self, target: PassCost, drafts: Mapping[str, PassCost] | None = None, longest: int = 16) -> None:
+        self.target = target
+        self.drafts = dict(drafts or {})
+        self.longest = longest
+        self.acceptance = Acceptance()
+        self._rounds = 0
+
+    def __call__(self, batch: Batch) -> Gamma:
+        """Up to ``longest`` tokens; of draft models as many as pay."""
+        room = [s.remaining - 1 for s in batch.sequences]
+        most = [self.longest if s.gamma is None else s.gamma for s in batch.sequences]
+        drawn = {
+            name: [
+                min(self._to_draw(name, batch) if s.gamma is None else s.gamma, n)
+                for s, n in zip(batch.sequences, room, strict=True)
+            ]
+            for name in self.drafts
+        }
+        return Gamma(map(min, most, room), drawn)
+
+    def cut(self, batch: Batch, draft: Draft) -> Draft:
+        """The draft, cut to the width that pays best: the rows share it."""
+        drawn = draft.drawn_lengths(self.drafts)
+        fixed = [drawn[b] if s.gamma is None else len(draft.spans[b]) for b, s in enumerate(batch.sequences)]
+        gains = [self._chances(row, s, draft) for row, s in enumerate(batch.sequences)]
+        return draft.cut(best_width(gains, self.target, least=max(fixed)))
+
+    def learn(self, batch: Batch, offered: Draft, blocks: Sequence[Sequence[int]], width: int, seconds: float) -> None:
+        """A token that was offered and came, came as if it had been drafted: what was cut teaches as well."""
+        self._rounds += 1
+        self.target.learn(len(batch), width, seconds)
+        for row, (sequence, block) in enumerate(zip(batch.sequences, blocks, strict=True)):
+            for source, evidence, token, came in zip(*_told(offered, row), block, strict=False):
+                if source != FORCED:
+                    self.acceptance.learn(sequence, source, evidence, token == came)
+                if token != came:
+                    break
+
+    def _chances(self, row: int, sequence: TokenSequence, draft: Draft) -> list[float]:
+        """The chance of each drafted token to be reached and accepted."""
+        sources, evidence, _ = _told(draft, row)
+        each = (self.acceptance(sequence, s, e) for s, e in zip(sources, evidence, strict=True))
+        return list(accumulate(each, mul))
+
+    def _to_draw(self, name: str, batch: Batch) -> int:
+        """How many tokens of a draft model pay; where none do, one is tried now and then."""
+        rates = [self.acceptance(s, name, 0) for s in batch.sequences]
+        gains = [list(accumulate([rate] * self.longest, mul)) for rate in rates]
+        step = self.drafts[name](len(batch), 1)
+        width = best_width(gains, lambda rows, width: self.target(rows, width) + (width - 1) * step)
+        return width or int(self._rounds % _RETRY == _RETRY - 1)
+
+
+_RETRY = 64  # rounds from one try to the next of a draft model that does not pay
+_MARGIN = 1.02  # by which a draft must be expected to win: estimates err, and a wrong one costs
+
+
+def best_width(chances: Sequence[Sequence[float]], cost: Callable[[int, int], float], least: int = 0) -> int:
+    """The number of drafted tokens per row with the most expected tokens per second.
+
+    Args:
+        chances: per row, the chance of each drafted token to be reached and accepted; they fall.
+        cost: seconds by rows and tokens per row (the drafted ones and one more).
+        least: tokens that are drafted in any case.
+    """
+    rows = len(chances)
+    rates = {}
+    for width in range(least, max([least, *map(len, chances)]) + 1):
+        tokens = rows + sum(sum(row[:width]) for row in chances)
+        rates[width] = tokens / cost(rows, width + 1)
+    best = max(rates, key=lambda width: rates[width])  # the first of equals is the shortest
+    return best if rates[best] > rates[least] * _MARGIN else least
+
+
+class Acceptance:
+    """How often tokens are accepted, by drafter and evidence: what all sequences taught, moved by what this one did.
+
+    The more evidence, the higher the chance that is assumed before anything was seen; assumptions weigh little. Old
+    observations fade.
+    """
+
+    def __init__(self) -> None:
+        self._all: dict[tuple[str, int], _Count] = {}
+        self._own: WeakKeyDictionary[TokenSequence, dict[tuple[str, int], _Count]] = WeakKeyDictionary()
+
+    def __call__(self, sequence: TokenSequence, source: str, evidence: int) -> float:
+        """The chance that a token of this drafter and evidence is accepted, where it is reached."""
+        if source == FORCED:
+            return 1.0
+        key = source, evidence
+        own = self._own.get(sequence, {}).get(key, _Count(_OWN_MEMORY))
+        return own.rate(self.overall(source, evidence))
+
+    def overall(self, source: str, evidence: int) -> float:
+        """The same, over all sequences."""
+        assumed = 0.7 if evidence == 0 else 1 - 1 / (1 + 0.35 * evidence)
+        return self._all.get((source, evidence), _Count(_ALL_MEMORY)).rate(assumed)
+
+    def learn(self, sequence: TokenSequence, source: str, evidence: int, accepted: bool) -> None:
+        """A token was reached; whether it was accepted."""
+        key = source, evidence
+        self._all.setdefault(key, _Count(_ALL_MEMORY)).add(accepted)
+        self._own.setdefault(sequence, {}).setdefault(key, _Count(_OWN_MEMORY)).add(accepted)
+
+
+_ALL_MEMORY, _OWN_MEMORY = 500, 50  # observations that count, about
+_PRIOR_WEIGHT = 4.0  # observations that an assumption is worth
+
+
+class _Count:
+    """Hits among tries; the older, the less they count."""
+
+    def __init__(self, memory: int) -> None:
+        self._keep = 1 - 1 / memory
+        self._hits = self._tries = 0.0
+
+    def add(self, hit: bool) -> None:
+        self._hits = self._hits * self._keep + hit
+        self._tries = self._tries * self._keep + 1
+
+    def rate(self, assumed: float) -> float:
+        return (self._hits + _PRIOR_WEIGHT * assumed) / (self._tries + _PRIOR_WEIGHT)
+
+
+def _told(draft: Draft, row: int) -> tuple[Sequence[str], Sequence[int], Sequence[int]]:
+    """Drafter, evidence and id of each token of a row."""
+    return draft.sources[row], draft.evidence_or_none()[row], draft.spans[row]

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from agentspec.constraints import GrammarCompiler, GrammarEngine, Matcher, begin, compiler
 from agentspec.detokenizer import Detokenizer
-from agentspec.dice import fresh_seed, sample_seed
+from agentspec.dice import Acceptance, fresh_seed, sample_seed
 from agentspec.errors import ContextOverflowError, InvalidRequestError
 from agentspec.job import Delta, Job
 from agentspec.models import CachingModel, PaddedModel, max_context
@@ -194,7 +194,7 @@ class LocalEngine:
                 seed=sample_seed(seed, index),
                 limit=None if limit is None else limit - len(prompt),
                 gamma=request.gamma,
-                acceptance=request.acceptance or self.decoder.acceptance,
+                acceptance=request.acceptance or self._acceptance(request),
             )
             for index in range(request.n)
         ]
@@ -203,6 +203,11 @@ class LocalEngine:
         for sample in samples:
             sample.siblings = family
         return samples
+
+    def _acceptance(self, request: Request) -> Acceptance:
+        """Who names a seed wants the same text again; where gamma depends on a clock, only coupled drawing gives it."""
+        is_timed = request.gamma is None and self.decoder.draft_length.is_timed
+        return "coupled" if is_timed and request.params.seed is not None else self.decoder.acceptance
 
     def _matcher(self, request: Request) -> Matcher | None:
         grammar = request.grammar

@@ -21,8 +21,6 @@ from agentspec.models.causal_lm import CausalLM
 from agentspec.speculative import SpeculativeDecoder
 
 EMBEDDED = "embedded"
-DEFAULT_GAMMA = 4
-"""Tokens drafted per round where nobody says otherwise: the paper's sweet spot for acceptance rates around 0.7."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,7 @@ def load_engine(spec: PairSpec) -> LocalEngine:
             "of this model, with no more ids than it scores."
         )
     _log.info("%s: KV cache of %s", spec.model, target.kv.memory)
-    return LocalEngine(SpeculativeDecoder(target, Cascade(drafters), DEFAULT_GAMMA), tokenizer)
+    return LocalEngine(SpeculativeDecoder(target, Cascade(drafters), "auto"), tokenizer)
 
 
 def load_tokenizer(name: str, revision: str | None = None) -> Any:

@@ -24,7 +24,8 @@ class Request:
         grammar: the language the text must be in.
         n: number of samples.
         gamma: tokens to draft per round, 0 for none; None for the decoder's own.
-        acceptance: None for the decoder's own.
+        acceptance: None for the decoder's own; or for ``"coupled"`` where a seed is named and gamma is chosen by
+            measured time, for a seed would not tell the text otherwise.
         grammar_engine: which makes the grammar's masks; None for the engine's own choice.
         timeout_s: seconds after which the request ends with ``RequestTimeoutError``, at the next round; None
             for no limit.

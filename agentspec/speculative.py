@@ -11,16 +11,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from agentspec.cache import DiskCache
 from agentspec.constraints import Walk
 from agentspec.dice import DICE, Acceptance, Dice, Role
-from agentspec.draft_length import DraftLength, Fixed
+from agentspec.draft_length import Auto, DraftLength, Fixed
 from agentspec.drafters import Draft, Drafter, NoDrafter
 from agentspec.errors import InvalidRequestError
 from agentspec.models import CachingModel, LanguageModel
+from agentspec.models.cost import measured
 from agentspec.sampling import warp
 from agentspec.sequence import Batch
 from agentspec.stats import FORCED, Laps, RoundStats, RowStats
@@ -32,6 +35,11 @@ class Verdict:
 
     accepted: Tensor
     token: Tensor
+
+    def blocks(self, draft: Draft) -> list[list[int]]:
+        """What each row emits: the accepted prefix of its draft, and the token behind it."""
+        told = zip(draft.spans, self.accepted.tolist(), self.token.tolist(), strict=True)
+        return [[*span[:n], token] for span, n, token in told]
 
 
 def verify(p: Tensor, draft: Draft, dice: Dice) -> Verdict:
@@ -78,7 +86,8 @@ class SpeculativeDecoder:
     Args:
         target: the model whose law is kept.
         drafter: proposes tokens; None decodes plainly.
-        gamma: tokens to draft per round, or the rule that chooses them.
+        gamma: tokens to draft per round; ``"auto"`` for as many as pay by measured costs and acceptance (the costs are
+            measured here, which takes seconds, and kept on disk); or the rule that chooses them.
         acceptance: ``"rejection"`` (the paper's; the highest acceptance) or ``"coupled"`` (the text for a seed does
             not depend on speculation); a request may name its own.
 
@@ -90,17 +99,17 @@ class SpeculativeDecoder:
         self,
         target: LanguageModel,
         drafter: Drafter | None = None,
-        gamma: int | DraftLength = 4,
+        gamma: int | Literal["auto"] | DraftLength = 4,
         acceptance: Acceptance = "rejection",
     ) -> None:
         if acceptance not in DICE:
             raise InvalidRequestError(f"acceptance must be one of {sorted(DICE)}, got {acceptance!r}.")
-        if not (isinstance(gamma, int) or callable(gamma)):
-            raise InvalidRequestError(f"gamma must be an integer or a DraftLength, got {gamma!r}.")
+        if not (isinstance(gamma, int | DraftLength) or gamma == "auto"):
+            raise InvalidRequestError(f"gamma must be an integer, 'auto' or a DraftLength, got {gamma!r}.")
         self.target = target
         self.drafter = drafter or NoDrafter()
-        self._drafter_name: str = getattr(self.drafter, "name", type(self.drafter).__name__)
-        self.draft_length = Fixed(gamma) if isinstance(gamma, int) else gamma
+        self._name: str = getattr(self.drafter, "name", type(self.drafter).__name__)
+        self.draft_length = _draft_length(gamma, target, self.drafter)
         self.acceptance: Acceptance = acceptance
 
     @property
@@ -113,8 +122,11 @@ class SpeculativeDecoder:
         laps = Laps()
         walk = Walk(batch, self.target.vocab_size)
         try:
-            draft = self.drafter.propose(batch, self.draft_length(batch), walk)  # x_1 .. x_gamma from q
+            gamma = self.draft_length(batch).of(self._name)
+            offered = self.drafter.propose(batch, gamma, walk).named(self._name)  # x_1 .. x_gamma from q
+            draft = self.draft_length.cut(batch, offered)
             laps.lap("draft_s")
+            drafting = laps.total_s
             laps.move(walk.seconds, "draft_s", to="mask_s")
             logits = self.target.next_logits(batch.contexts(draft.spans), [len(span) + 1 for span in draft.spans])
             laps.lap("verify_s")
@@ -126,10 +138,12 @@ class SpeculativeDecoder:
         finally:
             walk.settle()  # until the commit a round changes nothing, so that one that fails can be played again
         before = batch.detokenize_seconds
-        rows = _commit(batch, draft, verdict, walk, p, logits, self._drafter_name)
+        blocks, width = verdict.blocks(draft), 1 + max(map(len, draft.spans))
+        rows = _commit(batch, draft, blocks, walk, p, logits)
         laps.lap("sample_s")
+        self.draft_length.learn(batch, offered, blocks, width, laps.total_s - drafting)
         laps.move(batch.detokenize_seconds - before, "sample_s", to="detokenize_s")
-        return RoundStats(rows, laps.seconds, 1 + max(map(len, draft.spans)))
+        return RoundStats(rows, laps.seconds, width)
 
     def prefill(self, contexts: list[list[int]]) -> None:
         """Let target and drafter compute what they will need of these contexts. Costs time, changes nothing."""
@@ -151,15 +165,24 @@ def _expect_law(p: Tensor, verdict: Verdict) -> None:
 
 
 def _commit(
-    batch: Batch, draft: Draft, verdict: Verdict, walk: Walk, p: Tensor, logits: Tensor, name: str
+    batch: Batch, draft: Draft, blocks: list[list[int]], walk: Walk, p: Tensor, logits: Tensor
 ) -> tuple[RowStats, ...]:
-    """Commit accepted prefix and last token of every row; count what each drafter proposed and what was kept of it."""
-    accepted, last = verdict.accepted.tolist(), verdict.token.tolist()
-    blocks = [[*span[:n], token] for span, n, token in zip(draft.spans, accepted, last, strict=True)]
+    """Commit the block of every row; count what each drafter proposed and what was kept of it."""
     committed = batch.commit(blocks, p, logits)
     counts = []
-    for row, (sources, n, taken) in enumerate(zip(draft.sources_or(name), accepted, committed, strict=True)):
-        names = [source if choice else FORCED for source, choice in zip(sources, walk.choices(row), strict=True)]
+    for row, (sources, block, taken) in enumerate(zip(draft.sources, blocks, committed, strict=True)):
+        choices = walk.choices(row, len(sources))
+        names = [source if choice else FORCED for source, choice in zip(sources, choices, strict=True)]
         constrained = walk.constrained(row, taken)
-        counts.append(RowStats(Counter(names), Counter(names[: min(n, taken)]), taken, constrained))
+        counts.append(RowStats(Counter(names), Counter(names[: min(len(block) - 1, taken)]), taken, constrained))
     return tuple(counts)
+
+
+def _draft_length(gamma: int | Literal["auto"] | DraftLength, target: LanguageModel, drafter: Drafter) -> DraftLength:
+    if isinstance(gamma, int):
+        return Fixed(gamma)
+    if isinstance(gamma, DraftLength):
+        return gamma
+    cache = DiskCache()
+    drafts = {name: measured(model, cache) for name, model in drafter.models().items()}
+    return Auto(measured(target, cache), drafts)

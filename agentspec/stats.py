@@ -6,10 +6,11 @@ agent), ``AgentRun`` (in ``agentspec.report``) the fold of an agent's steps and 
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 FORCED = "forced"
@@ -17,11 +18,21 @@ FORCED = "forced"
 
 
 class Laps:
-    """A stopwatch: each lap books the seconds since the last one under a name."""
+    """A stopwatch: each lap books the seconds since the last one under a name.
+
+    It reads the host's clock and waits for no device. On CUDA a phase that only launches kernels is short, and the next
+    one that needs their results (the verdict, whose tokens come to the host: ``sample_s``) has their seconds; the sum
+    of a round is right.
+    """
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self._last = time.perf_counter()
+
+    @property
+    def total_s(self) -> float:
+        """All that was booked so far."""
+        return sum(self.seconds.values())
 
     def lap(self, name: str) -> None:
         """Book the time since the last lap under ``name``."""
@@ -56,7 +67,33 @@ class RoundStats:
     width: int = 1
 
 
-PHASES = ("queue_s", "prefill_s", "draft_s", "mask_s", "verify_s", "sample_s", "detokenize_s", "other_s")
+PHASES = (
+    "queue_s",
+    "template_s",
+    "prefill_s",
+    "draft_prefill_s",
+    "draft_s",
+    "mask_s",
+    "verify_s",
+    "sample_s",
+    "detokenize_s",
+    "other_s",
+)
+
+
+@dataclass
+class WidthCost:
+    """Target passes over blocks of one width: how many, their seconds, and those of the fastest."""
+
+    rounds: int = 0
+    seconds: float = 0.0
+    least_s: float = math.inf
+
+    def add(self, seconds: float) -> None:
+        """One more pass."""
+        self.rounds += 1
+        self.seconds += seconds
+        self.least_s = min(self.least_s, seconds)
 
 
 @dataclass
@@ -77,22 +114,45 @@ class StepStats:
     drafted: Counter[str] = field(default_factory=Counter)
     accepted: Counter[str] = field(default_factory=Counter)
     committed_in_rounds: int = 0
+    rejections: int = 0
     constrained_tokens: int = 0
+    accepted_lengths: Counter[int] = field(default_factory=Counter)
+    verify_costs: defaultdict[int, WidthCost] = field(default_factory=lambda: defaultdict(WidthCost))
+    draft_cached_tokens: int | None = None
+    plain_pass_s: float | None = None
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     ttft_s: float = 0.0
     total_s: float = 0.0
     ended_at: float = 0.0
 
-    def add_round(self, row: RowStats, seconds: Mapping[str, float]) -> None:
-        """Fold one round in."""
+    def add_round(self, row: RowStats, seconds: Mapping[str, float], width: int | None = None) -> None:
+        """Fold one round in.
+
+        Args:
+            row: what became of this request in it.
+            seconds: of its phases.
+            width: of the target's block, in tokens per row; None for that of this row's own draft.
+        """
+        drafted, accepted = sum(row.drafted.values()), sum(row.accepted.values())
         self.rounds += 1
         self.target_calls += 1
         self.drafted.update(row.drafted)
         self.accepted.update(row.accepted)
         self.committed_in_rounds += row.committed
+        self.rejections += accepted < drafted and row.committed == accepted + 1  # otherwise the sequence ended there
         self.constrained_tokens += row.constrained
+        self.accepted_lengths[row.committed] += 1
+        if "verify_s" in seconds:
+            self.verify_costs[1 + drafted if width is None else width].add(seconds["verify_s"])
         for phase, spent in seconds.items():
             self.seconds[phase] += spent
+
+    def after(self, template_s: float) -> StepStats:
+        """The same step, begun ``template_s`` seconds earlier with the making of its prompt."""
+        seconds = self.seconds.copy()
+        seconds["template_s"] += template_s
+        ttft_s, total_s = self.ttft_s + template_s, self.total_s + template_s
+        return replace(self, seconds=seconds, ttft_s=ttft_s, total_s=total_s)
 
     @property
     def drafted_tokens(self) -> int:
@@ -125,11 +185,13 @@ class StepStats:
         return {
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
+            "draft_cached_tokens": self.draft_cached_tokens,
             "new_tokens": self.new_tokens,
             "rounds": self.rounds,
             "target_calls": self.target_calls,
             "drafted_tokens": self.drafted_tokens,
             "accepted_tokens": self.accepted_tokens,
+            "rejections": self.rejections,
             "forced_tokens": self.forced_tokens,
             "constrained_tokens": self.constrained_tokens,
             "mean_accepted_length": self.mean_accepted_length,
@@ -137,6 +199,9 @@ class StepStats:
             "drafters": {
                 name: {"drafted": self.drafted[name], "accepted": self.accepted[name]} for name in sorted(self.drafted)
             },
+            "accepted_lengths": {str(length): n for length, n in sorted(self.accepted_lengths.items())},
+            "verify_costs": {str(width): asdict(cost) for width, cost in sorted(self.verify_costs.items())},
+            "plain_pass_s": self.plain_pass_s,
             **phases,
             "other_s": self.total_s - sum(phases.values()),
             "ended_at": self.ended_at,

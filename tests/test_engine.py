@@ -324,7 +324,7 @@ def test_a_worker_that_is_ended_leaves_nobody_waiting() -> None:
         (lambda: Request([1.5]), "token ids"),  # type: ignore[list-item]
         (lambda: Request([0], n=1.5), "1 or more"),  # type: ignore[arg-type]
         (lambda: Request([0], gamma=2.5), "0 or more"),  # type: ignore[arg-type]
-        (lambda: SpeculativeDecoder(TableModel(), gamma="auto"), "integer or a DraftLength"),  # type: ignore[arg-type]
+        (lambda: SpeculativeDecoder(TableModel(), gamma="many"), "integer, .auto. or a DraftLength"),  # type: ignore[arg-type]
         (lambda: SamplingParams(seed="x"), "seed"),  # type: ignore[arg-type]
         (lambda: SamplingParams(temperature="hot"), "temperature"),  # type: ignore[arg-type]
         (lambda: SamplingParams(max_tokens=3.5), "max_tokens"),  # type: ignore[arg-type]

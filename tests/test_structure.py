@@ -16,12 +16,13 @@ MODULES = sorted([*(ROOT / "agentspec").rglob("*.py"), *(ROOT / "integrations").
 # From the ground up; a module may import from its own storey and from those below.
 STOREYS = [
     {"agentspec.errors", "agentspec.detokenizer", "agentspec.stats", "agentspec.cache"},
-    {"agentspec.calls"},
+    {"agentspec.calls", "agentspec.theory"},
     {"agentspec.grammar"},
     {"agentspec.sampling", "agentspec.dice"},
     {"agentspec.sequence", "agentspec.models"},
-    {"agentspec.constraints", "agentspec.draft_length"},
+    {"agentspec.constraints"},
     {"agentspec.drafters"},
+    {"agentspec.draft_length"},
     {"agentspec.speculative"},
     {"agentspec.job"},
     {"agentspec.scheduler"},

@@ -182,11 +182,11 @@ class Walk:
             for token in span[self.drafted(row) :]:
                 self.advance(row, token)
             self.mask(row)
-        return self._stacked([row.masks for row in self._rows])
+        return self._stacked([row.masks[: len(span) + 1] for row, span in zip(self._rows, spans, strict=True)])
 
-    def choices(self, row: int) -> list[bool]:
-        """For each walked token, whether its mask left a choice."""
-        return [not self._rows[row].is_forced(k) for k in range(self.drafted(row))]
+    def choices(self, row: int, count: int) -> list[bool]:
+        """For each of the first ``count`` walked tokens, whether its mask left a choice."""
+        return [not self._rows[row].is_forced(k) for k in range(count)]
 
     def constrained(self, row: int, count: int) -> int:
         """How many of a row's first ``count`` positions were under a mask."""

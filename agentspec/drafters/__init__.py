@@ -13,14 +13,15 @@ A drafter that keeps it may propose anything, at any cost to speed alone.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from agentspec.constraints import Walk
+from agentspec.models import LanguageModel
 from agentspec.sequence import Batch
 
 
@@ -77,6 +78,33 @@ class Draft:
         """The drafter of each token, ``name`` where the draft does not say."""
         return self.sources or [[name] * len(span) for span in self.spans]
 
+    def named(self, name: str) -> Draft:
+        """The same draft, with ``name`` as the drafter of each token where it does not say."""
+        return self if self.sources else replace(self, sources=self.sources_or(name))
+
+    def cut(self, width: int) -> Draft:
+        """The first ``width`` tokens of each row."""
+        if width >= self.tokens.shape[1]:
+            return self
+        return Draft(
+            self.tokens[:, :width],
+            self.lengths.clamp(max=width),
+            None if self.q is None or not width else self.q[:, :width],
+            [row[:width] for row in self.sources],
+            [row[:width] for row in self.evidence],
+        )
+
+    def drawn_lengths(self, drawing: Collection[str] = ()) -> list[int]:
+        """How far each row reaches up to its last drawn token, which may not be cut off.
+
+        Drawn are the tokens whose q leaves a choice, and those of the drafters ``drawing``.
+        """
+        choices = [[False] * len(span) for span in self.spans] if self.q is None else (self.q_of_tokens() < 1).tolist()
+        return [
+            max((k + 1 for k, name in enumerate(names) if name in drawing or chosen[k]), default=0)
+            for names, chosen in zip(self.sources_or(""), choices, strict=True)
+        ]
+
     def evidence_or_none(self) -> Sequence[Sequence[int]]:
         """The evidence for each token, 0 where the draft makes no difference."""
         return self.evidence or [[0] * len(span) for span in self.spans]
@@ -100,6 +128,23 @@ class Draft:
         return torch.where(self.drafted[rows, at][:, None] & (n == at)[:, None], law, past)
 
 
+class Gamma(list[int]):
+    """The most tokens to draft per row.
+
+    Args:
+        most: of all drafters together.
+        drawn: of single drafters, by name, where they may draft fewer.
+    """
+
+    def __init__(self, most: Iterable[int], drawn: Mapping[str, Sequence[int]] | None = None) -> None:
+        super().__init__(most)
+        self._drawn = drawn or {}
+
+    def of(self, drafter: str) -> Sequence[int]:
+        """The most tokens of one drafter."""
+        return self._drawn.get(drafter, self)
+
+
 class Drafter(ABC):
     """Proposes tokens for the target to check."""
 
@@ -115,6 +160,10 @@ class Drafter(ABC):
     def prefill(self, contexts: Sequence[list[int]]) -> None:
         """Get ready for contexts that will be drafted for soon. Costs time, changes nothing."""
         return
+
+    def models(self) -> Mapping[str, LanguageModel]:
+        """The models that tokens are drawn from, one pass each, by the name of the drafter that counts them."""
+        return {}
 
 
 class NoDrafter(Drafter):

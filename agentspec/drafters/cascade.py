@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from agentspec.constraints import Walk
-from agentspec.drafters import Draft, Drafter
+from agentspec.drafters import Draft, Drafter, Gamma
+from agentspec.models import LanguageModel
 from agentspec.sequence import Batch
 from agentspec.stats import FORCED
 
@@ -37,7 +38,7 @@ class Cascade(Drafter):
         while True:
             for b, row in enumerate(rows):
                 self._force(b, row, walk)
-            if not any(self._ask(drafter, batch, rows, walk) for drafter in self.drafters):
+            if not any(self._ask(drafter, batch, rows, gamma, walk) for drafter in self.drafters):
                 break
         return _assemble(rows, batch)
 
@@ -46,21 +47,28 @@ class Cascade(Drafter):
         for drafter in self.drafters:
             drafter.prefill(contexts)
 
+    def models(self) -> Mapping[str, LanguageModel]:
+        """Those of all drafters."""
+        return {name: model for drafter in self.drafters for name, model in drafter.models().items()}
+
     def _force(self, b: int, row: _Row, walk: Walk) -> None:
         while row.room and row.forced < self.max_forced and (token := walk.forced(b)) is not None:
-            row.add(token, FORCED, None)
+            row.add(token, FORCED, 0, None)
             walk.advance(b, token)
 
-    def _ask(self, drafter: Drafter, batch: Batch, rows: list[_Row], walk: Walk) -> bool:
+    def _ask(self, drafter: Drafter, batch: Batch, rows: list[_Row], most: Sequence[int], walk: Walk) -> bool:
         """Let a drafter propose where a choice is left; whether it said anything."""
-        gamma = [min(row.gamma, row.room) if walk.is_open(b) else 0 for b, row in enumerate(rows)]
-        if not any(gamma):
+        if isinstance(most, Gamma):
+            most = most.of(drafter.name)
+        left = [n - row.sources.count(drafter.name) for n, row in zip(most, rows, strict=True)]
+        gamma = [min(row.gamma, row.room, left[b]) if walk.is_open(b) else 0 for b, row in enumerate(rows)]
+        if not any(n > 0 for n in gamma):
             return False
         draft = drafter.propose(batch, gamma, walk)
-        names = draft.sources_or(drafter.name)
+        names, evidence = draft.sources_or(drafter.name), draft.evidence_or_none()
         for b, span in enumerate(draft.spans):
             for k, token in enumerate(span):
-                rows[b].add(token, names[b][k], None if draft.q is None else draft.q[b, k])
+                rows[b].add(token, names[b][k], evidence[b][k], None if draft.q is None else draft.q[b, k])
                 rows[b].gamma -= 1
         return any(draft.spans)
 
@@ -74,26 +82,28 @@ class _Row:
         self.forced = 0
         self.tokens: list[int] = []
         self.sources: list[str] = []
+        self.evidence: list[int] = []
         self.laws: list[Tensor | None] = []
 
-    def add(self, token: int, source: str, law: Tensor | None) -> None:
+    def add(self, token: int, source: str, evidence: int, law: Tensor | None) -> None:
         self.tokens.append(token)
         self.sources.append(source)
+        self.evidence.append(evidence)
         self.laws.append(law)
         self.room -= 1
         self.forced += source == FORCED
 
 
 def _assemble(rows: list[_Row], batch: Batch) -> Draft:
-    tokens, sources = [row.tokens for row in rows], [row.sources for row in rows]
+    tokens, sources, evidence = ([getattr(row, name) for row in rows] for name in ("tokens", "sources", "evidence"))
     known = next((law for row in rows for law in row.laws if law is not None), None)
     if known is None:
-        return Draft.of_spans(tokens, batch.device, None, sources)
+        return Draft.of_spans(tokens, batch.device, None, sources, evidence)
     q = known.new_zeros(len(rows), max(map(len, tokens)), len(known))
     for b, row in enumerate(rows):
         for k, law in enumerate(row.laws):
             q[b, k] = _one_hot(row.tokens[k], like=known) if law is None else law
-    return Draft.of_spans(tokens, batch.device, q, sources)
+    return Draft.of_spans(tokens, batch.device, q, sources, evidence)
 
 
 def _one_hot(token: int, like: Tensor) -> Tensor:

@@ -45,8 +45,9 @@ class PromptLookupDrafter(Drafter):
 
     def propose(self, batch: Batch, gamma: Sequence[int], walk: Walk) -> Draft:
         """The continuation of the match, up to ``gamma[b]`` tokens and as far as it is legal."""
-        spans = [self._span(row, gamma[row], walk, self._others(row, batch)) for row in range(len(batch))]
-        return Draft.of_spans(spans, batch.device)
+        found = [self._span(row, gamma[row], walk, self._others(row, batch)) for row in range(len(batch))]
+        evidence = [[min(match + k, self.max_ngram) for k in range(len(span))] for span, match in found]
+        return Draft.of_spans([span for span, _ in found], batch.device, evidence=evidence)
 
     def _others(self, row: int, batch: Batch) -> list[list[int]]:
         """What others said, from where it may differ: a little of the prompt, for endings that begin in it."""
@@ -58,14 +59,15 @@ class PromptLookupDrafter(Drafter):
         }[self.scope]
         return [s.context[max(0, s.prompt_length - self.max_ngram) :] for s in others if s is not sequence]
 
-    def _span(self, row: int, gamma: int, walk: Walk, others: list[list[int]]) -> list[int]:
+    def _span(self, row: int, gamma: int, walk: Walk, others: list[list[int]]) -> tuple[list[int], int]:
+        """What followed the longest match, and the length of that."""
         if gamma < 1:
-            return []
+            return [], 0
         context = walk.context(row)
         before = len(context)
-        source, start = self._longest(context, others)
+        source, start, match = self._longest(context, others)
         if start is None:
-            return []
+            return [], 0
         while len(context) - before < gamma and walk.is_open(row):
             at = start + len(context) - before  # in the own context it may be a token just drafted: a loop is continued
             if at >= len(source):
@@ -76,17 +78,17 @@ class PromptLookupDrafter(Drafter):
                 break
             context.append(token)
             walk.advance(row, token)
-        return context[before:]
+        return context[before:], match
 
-    def _longest(self, context: list[int], others: list[list[int]]) -> tuple[list[int], int | None]:
-        """The text with the longest match, the own one where lengths are equal; and where its continuation begins."""
+    def _longest(self, context: list[int], others: list[list[int]]) -> tuple[list[int], int | None, int]:
+        """The text with the longest match, the own one where lengths are equal; where it goes on; and its length."""
         ending = np.asarray(context[-self.max_ngram :])
         best, source = self._match(np.asarray(context[:-1]), ending), context
         for other in others:
             found = self._match(np.asarray(other[:-1]), ending)
             if found[0] > best[0]:
                 best, source = found, other
-        return source, best[1] if best[0] >= self.min_ngram else None
+        return source, best[1] if best[0] >= self.min_ngram else None, best[0]
 
     def find(self, context: list[int]) -> int | None:
         """Where the continuation of the match begins in ``context``; None without a match of ``min_ngram`` tokens."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -68,6 +68,10 @@ class ModelDrafter(Drafter):
         known = [context for context in contexts if self._can_read(context, None)]
         if known and isinstance(self.model, CachingModel):
             self.model.next_logits(known, [0] * len(known))
+
+    def models(self) -> Mapping[str, LanguageModel]:
+        """The draft model."""
+        return {self.name: self.model}
 
     def _can_read(self, context: list[int], target_ids: int | None) -> bool:
         """Whether the context fits the draft's own, and holds no id that only the target has."""

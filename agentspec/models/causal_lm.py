@@ -144,6 +144,11 @@ class CausalLM:
         return self.kv.max_rows
 
     @property
+    def fingerprint(self) -> str:
+        """Tells models of other sizes or types apart, as far as that matters for what a pass costs."""
+        return f"{type(self.model).__name__} {self.dtype} {self.model.config.to_json_string()}"
+
+    @property
     def end_tokens(self) -> frozenset[int]:
         """Ids that the checkpoint names as ends: many chat models have several."""
         named = [getattr(c, "eos_token_id", None) for c in (self.model.generation_config, self.model.config)]

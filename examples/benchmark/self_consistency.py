@@ -103,8 +103,8 @@ def votes(model: ChatAgentSpec, rows: list[dict[str, Any]], alone: int) -> None:
     print(f"{n} questions, k = {K}, temperature {model.temperature}")
     print(f"  right: first sample {single}, majority {majority}, with adaptive stopping {early_right}")
     print(
-        f"  adaptive: {stopped} votes stopped early, {same} of {n} answers as without, {n * K - drawn} of {n * K} samples "
-        f"and {saved} tokens saved"
+        f"  adaptive: {stopped} votes stopped early, {same} of {n} answers as without, "
+        f"{n * K - drawn} of {n * K} samples and {saved} tokens saved"
     )
     if wall:
         print(f"  wall time of a vote against {K} calls one after the other: {alone_wall / wall:.2f} times faster")
@@ -114,7 +114,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("questions_file", type=Path, nargs="?")
     parser.add_argument("--questions", type=int, default=10)
-    parser.add_argument("--alone", type=int, default=5, help="questions whose samples are drawn by single calls besides")
+    parser.add_argument(
+        "--alone", type=int, default=5, help="questions whose samples are drawn by single calls besides"
+    )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--gamma", type=int, help="tokens to draft per round; 0 for none")

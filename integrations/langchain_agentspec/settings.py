@@ -37,8 +37,9 @@ class ModelSettings(BaseModel):
         repetition_penalty, presence_penalty, frequency_penalty, logit_bias: as in ``SamplingParams``.
         logprobs: alternatives to report beside each token, with the model's own log-probabilities; None for none.
         n: samples per call.
-        gamma: tokens to draft per round; 0 decodes plainly; ``"auto"`` leaves it to the engine.
-        acceptance: ``"rejection"``, or ``"coupled"`` for text that does not depend on speculation.
+        gamma: tokens to draft per round; 0 decodes plainly; ``"auto"`` drafts as many as pay by what was measured.
+        acceptance: ``"rejection"``, or ``"coupled"`` for text that does not depend on speculation; None for coupled
+            where a seed is named and gamma is ``"auto"``, else rejection.
         timeout: seconds after which a call ends with an error, at the next round; None for no limit.
         max_retries, api_key: accepted for compatibility: there is no network here that could fail, and nobody to pay.
         device: where to compute; None for CUDA where there is one.
@@ -65,7 +66,7 @@ class ModelSettings(BaseModel):
     logit_bias: dict[int, float] = Field(default_factory=dict)
     n: int = 1
     gamma: int | Literal["auto"] = "auto"
-    acceptance: Literal["rejection", "coupled"] = "rejection"
+    acceptance: Literal["rejection", "coupled"] | None = None
     timeout: float | None = None
     max_retries: int = 0
     api_key: SecretStr | None = Field(default=None, exclude=True, repr=False)

@@ -1,0 +1,155 @@
+"""What a pass costs: seconds of a model over blocks of tokens, measured once per device and refined while it runs.
+
+A block of two tokens can cost more than one of five (another kernel), and a block in every row of a batch eight times
+what it costs in one; no formula knows. The table is kept on disk under what the measurement depends on. A busy machine
+only ever adds seconds, so the shortest of all passes counts, and every process that loads the table looks again at some
+of it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+
+import torch
+
+from agentspec.cache import DiskCache
+from agentspec.models import CachingModel, LanguageModel
+
+WIDTHS = (1, 2, 3, 4, 5, 7, 9, 13, 17)
+"""Tokens per row of the blocks that are measured."""
+
+_CONTEXT = 64  # tokens before a measured block
+_REPEATS = 3
+_FIRST_SECONDS, _AGAIN_SECONDS = 10.0, 0.5  # for one model; what is left out is interpolated
+_ENTRY_RATE, _LOAD_RATE = 0.02, 0.2  # by which one round moves an entry, and what all have in common
+_OUTLIER = 2.0  # a round that took longer than this multiple, or less than its inverse, counts as this
+
+
+class PassCost:
+    """Seconds of a pass by rows and by tokens per row.
+
+    Args:
+        seconds: ``{(rows, width): seconds}``; others are interpolated, in rows and in width.
+
+    Raises:
+        ValueError: without entries, or for entries that are no positive numbers.
+    """
+
+    def __init__(self, seconds: Mapping[tuple[int, int], float]) -> None:
+        if not seconds or not all(0 < s < math.inf and min(key) >= 1 for key, s in seconds.items()):
+            raise ValueError(f"Expected {{(rows, width): seconds}} with positive entries, got {dict(seconds)}.")
+        self.seconds = dict(seconds)
+        self._load = 1.0  # what rounds take now over what they took when this was measured
+
+    def __call__(self, rows: int, width: int) -> float:
+        """Seconds of a pass over ``width`` tokens in each of ``rows`` rows."""
+        by_rows = {r: _between(self._of_rows(r), width) for r in {r for r, _ in self.seconds}}
+        return _between(by_rows, rows)
+
+    def learn(self, rows: int, width: int, seconds: float) -> None:
+        """A pass took this long. What all passes have in common (long contexts, a busy machine) moves no entry."""
+        expected = self._load * self(rows, width)
+        ratio = min(_OUTLIER, max(1 / _OUTLIER, seconds / expected))
+        self._load *= ratio**_LOAD_RATE
+        self.seconds[rows, width] = self(rows, width) * ratio**_ENTRY_RATE
+
+    def _of_rows(self, rows: int) -> dict[int, float]:
+        return {width: s for (r, width), s in self.seconds.items() if r == rows}
+
+
+def measured(model: LanguageModel, cache: DiskCache | None = None) -> PassCost:
+    """The cost table of a model: from the cache, where one of the same model, device and versions was measured before.
+
+    Takes seconds and pushes other contexts out of the model's cache; changes no result.
+    """
+    key = _key(model)
+    if cache is None or key is None:
+        return PassCost(measure(model))
+    kept = _read(cache.get(key))
+    found = measure(model, _AGAIN_SECONDS if kept else _FIRST_SECONDS, shuffled=bool(kept))
+    entries = kept | {at: min(seconds, kept.get(at, seconds)) for at, seconds in found.items()}
+    cache.set(key, json.dumps([[*at, s] for at, s in sorted(entries.items())]).encode())
+    return PassCost(entries)
+
+
+def measure(
+    model: LanguageModel, budget_s: float = _FIRST_SECONDS, *, shuffled: bool = False
+) -> dict[tuple[int, int], float]:
+    """``{(rows, width): seconds}``: the shortest of some passes each, as many as fit into ``budget_s`` seconds.
+
+    In order of importance, again and again, so that a busy second does not meet one entry alone; or ``shuffled``.
+    """
+    began = time.perf_counter()
+    found: dict[tuple[int, int], float] = {}
+    longest = max(WIDTHS)
+    most, room = 8, _CONTEXT + longest
+    if isinstance(model, CachingModel):
+        most, room = model.max_rows, min(room, model.max_context)
+    grid = list(_grid(most, min(longest, room - 1)))
+    if shuffled:
+        random.shuffle(grid)
+    for rows, width in [*grid * _REPEATS]:
+        if found and time.perf_counter() - began > budget_s:
+            break
+        contexts = _contexts(rows, room, model.vocab_size)
+        model.next_logits([context[:-width] for context in contexts], [1] * rows)
+        started = time.perf_counter()
+        float(model.next_logits(contexts, [width] * rows)[0, 0, 0])  # which waits for the device
+        seconds = max(time.perf_counter() - started, 1e-9)
+        found[rows, width] = min(seconds, found.get((rows, width), seconds))
+    return found
+
+
+def _grid(most_rows: int, longest: int) -> Iterator[tuple[int, int]]:
+    """What is measured: the coarse outline of it first."""
+    rows = sorted({1, most_rows} | {2**k for k in range(1, most_rows.bit_length()) if 2**k < most_rows})
+    widths = [width for width in WIDTHS if width <= longest]
+    outline = [(r, w) for r in (1, most_rows) for w in (1, 5, widths[-1]) if w in widths]
+    yield from dict.fromkeys([*outline, *((r, w) for r in rows for w in widths)])
+
+
+def _contexts(rows: int, length: int, vocab_size: int) -> list[list[int]]:
+    dice = torch.Generator().manual_seed(rows)
+    contexts: list[list[int]] = torch.randint(vocab_size, (rows, length), generator=dice).tolist()
+    return contexts
+
+
+def _between(points: Mapping[int, float], x: int) -> float:
+    """Piecewise linear through ``points``; beyond the last, on along the line from the first to it."""
+    at = sorted(points)
+    if x in points:
+        return points[x]
+    if x < at[0] or len(at) == 1:
+        return points[at[0]]
+    if x > at[-1]:
+        first, last = at[0], at[-1]
+        return points[last] + max(0.0, points[last] - points[first]) * (x - last) / (last - first)
+    left, right = next(pair for pair in pairwise(at) if pair[0] < x < pair[1])
+    return points[left] + (points[right] - points[left]) * (x - left) / (right - left)
+
+
+def _key(model: LanguageModel) -> str | None:
+    """What a measurement depends on; None for a model that cannot say what it is."""
+    fingerprint = getattr(model, "fingerprint", None)
+    if fingerprint is None:
+        return None
+    device = torch.device(getattr(model, "device", "cpu"))
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.processor()} {os.cpu_count()}"
+    parts = (fingerprint, device.type, name, torch.get_num_threads(), torch.__version__, platform.node())
+    return "pass cost 1: " + json.dumps(parts)
+
+
+def _read(value: bytes | None) -> dict[tuple[int, int], float]:
+    """The table in a cache entry; an empty one for what is none."""
+    try:
+        entries: Sequence[tuple[int, int, float]] = json.loads(value or b"[]")
+        return PassCost({(int(rows), int(width)): float(seconds) for rows, width, seconds in entries}).seconds
+    except (ValueError, TypeError):
+        return {}

@@ -1,0 +1,327 @@
+"""Gamma from measurement: the chooser against the best that can be chosen, where costs and acceptance are known."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence as SequenceOf
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from enumeration import (
+    DRAFTERS,
+    TASKS,
+    AutomatonMatcher,
+    TableModel,
+    drafters,
+    largest_error,
+    table_models,
+)
+
+import agentspec.models.cost
+from agentspec import (
+    Batch,
+    Draft,
+    Drafter,
+    ModelDrafter,
+    PromptLookupDrafter,
+    SamplingParams,
+    Sequence,
+    SpeculativeDecoder,
+)
+from agentspec.cache import DiskCache
+from agentspec.constraints import Walk
+from agentspec.draft_length import Acceptance, Auto, best_width
+from agentspec.models.cost import PassCost, measured
+
+FLAT = {(rows, width): 1.0 for rows in (1, 8) for width in (1, 17)}
+STEEP = {(rows, width): float(rows * width) for rows in (1, 8) for width in (1, 17)}
+BUMPY = {(1, 1): 40, (1, 2): 67, (1, 5): 57, (1, 9): 95, (1, 17): 110} | {
+    (8, 1): 73, (8, 2): 91, (8, 5): 137, (8, 9): 210, (8, 17): 360
+}  # fmt: skip
+
+
+class Known(PassCost):
+    """Costs that are known and that nothing changes."""
+
+    def learn(self, rows: int, width: int, seconds: float) -> None:
+        """Nothing."""
+
+
+class Frozen(Auto):
+    """What it knows stays as it is, so that a round is a function of its batch."""
+
+    def learn(self, *_: Any) -> None:
+        """Nothing."""
+
+
+class Guesser(Drafter):
+    """Knows the greedy text and proposes it, but for positions where a hash says no: tokens are right at ``rate``."""
+
+    name = "guesser"
+
+    def __init__(self, target: TableModel, rate: float, length: int = 16) -> None:
+        self.target, self.rate, self.length = target, rate, length
+
+    def propose(self, batch: Batch, gamma: SequenceOf[int], walk: Walk) -> Draft:
+        spans = [self._span(s.context, min(n, self.length)) for s, n in zip(batch.sequences, gamma, strict=True)]
+        return Draft.of_spans(spans, batch.device)
+
+    def _span(self, context: list[int], count: int) -> list[int]:
+        context = list(context)
+        start = len(context)
+        for _ in range(count):
+            right = int(self.target.logits(context).argmax())
+            is_right = (hash((len(context), *context[-6:], "salt of lengths")) % 10_000) / 10_000 < self.rate
+            context.append(right if is_right else (right + 1) % self.target.vocab_size)
+        return context[start:]
+
+
+class Clock:
+    """A target that says how long its passes would have taken."""
+
+    def __init__(self, target: TableModel, cost: PassCost) -> None:
+        self.target, self.cost, self.seconds = target, cost, 0.0
+        self.vocab_size = target.vocab_size
+
+    def next_logits(self, contexts: SequenceOf[list[int]], last: SequenceOf[int]) -> torch.Tensor:
+        self.seconds += self.cost(len(contexts), max(last))
+        return self.target.next_logits(contexts, last)
+
+
+def tokens_per_second(cost: PassCost, rate: float, rows: int, gamma: Any, tokens: int = 120) -> float:
+    target = TableModel(5, seed=3, order=4)
+    clock = Clock(target, cost)
+    decoder = SpeculativeDecoder(clock, Guesser(target, rate), gamma)
+    settings = SamplingParams(max_tokens=tokens, temperature=0)
+    sequences = [Sequence([row, 1], settings, seed=row) for row in range(rows)]
+    while any(s.finish_reason is None for s in sequences):
+        decoder.round(Batch([s for s in sequences if s.finish_reason is None]))
+    return rows * tokens / clock.seconds
+
+
+@pytest.mark.parametrize("cost", [FLAT, STEEP, BUMPY], ids=["flat", "steep", "bumpy"])
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("rate", [0.0, 0.3, 0.6, 0.9, 1.0])
+def test_the_chosen_gamma_is_nearly_the_best_of_all(cost: dict[tuple[int, int], float], rows: int, rate: float) -> None:
+    known = Known(cost)
+    chosen = tokens_per_second(known, rate, rows, Auto(known))
+    best = max(tokens_per_second(known, rate, rows, gamma) for gamma in (0, 2, 4, 8, 16))
+    plain = tokens_per_second(known, rate, rows, 0)
+    assert chosen > 0.9 * best
+    assert chosen > 0.97 * plain
+
+
+def test_a_width_is_chosen_for_all_rows_at_once() -> None:
+    cost = Known(BUMPY)
+    sure = [0.95**k for k in range(1, 17)]
+    assert best_width([sure], cost) > 4
+    assert best_width([sure] * 8, cost) > 4
+    assert best_width([sure, *[[]] * 7], cost) == 0  # one row's gain does not pay for eight rows' width
+    assert best_width([[0.05] * 3], cost) == 0
+    assert best_width([[0.05] * 3], cost, least=2) == 3  # which costs less than two
+    assert best_width([[]], cost) == 0
+
+
+def test_a_dip_in_the_cost_is_used() -> None:
+    """Two tokens cost more than five: with two to draft that may both be right it is none, or as many as there are."""
+    assert best_width([[0.6]], Known(BUMPY)) == 0
+    assert best_width([[0.6, 0.5, 0.4, 0.35]], Known(BUMPY)) == 4
+
+
+# The law
+
+
+def frozen(cost: dict[tuple[int, int], float], **drafts: dict[tuple[int, int], float]) -> Frozen:
+    return Frozen(Known(cost), {name: Known(table) for name, table in drafts.items()}, longest=3)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "cost"),
+    [*((name, {(1, 1): 1.0, (1, 2): 1.2, (1, 3): 2.5}) for name in DRAFTERS), ("cascade", FLAT), ("cascade", STEEP)],
+)
+def test_the_emitted_law_is_the_targets_law(drafter: str, cost: dict[tuple[int, int], float]) -> None:
+    for setting, task in itertools.product(("temperature 1", "top-p 0.8"), TASKS.values()):
+        target, draft = table_models(task, 1)
+        known = drafters(target, draft)[drafter]
+        auto = frozen(cost, **{name: {(1, 1): 0.1} for name in known.models()})
+        found = task.emitted(SpeculativeDecoder(target, known, auto).round, setting)
+        assert largest_error(found, task.plain(target, setting)) < 1e-12
+
+
+def test_drawn_tokens_are_never_cut() -> None:
+    """Passes that no draft could pay for, and a model that was asked for all the same (a request named its gamma)."""
+    target, draft = TableModel(4, seed=2), TableModel(4, seed=7)
+    decoder = SpeculativeDecoder(target, ModelDrafter(draft), frozen(STEEP, model={(1, 1): 9.0}))
+    own = Sequence([1, 2], SamplingParams(max_tokens=9, temperature=1.0), seed=1, gamma=3)
+    free = Sequence([1, 2], SamplingParams(max_tokens=9, temperature=1.0), seed=1)
+    first, second = decoder.round(Batch([own, free])).rows
+    assert first.drafted["model"] == 3
+    assert second.drafted.total() == 0
+    spans = [[1, 2, 3], [1]]
+    q = torch.zeros(2, 3, 4).scatter(-1, torch.tensor([[[1], [2], [3]], [[1], [0], [0]]]), 1.0)
+    q[0, 1] = torch.tensor([0.0, 0.5, 0.5, 0.0])
+    assert Draft.of_spans(spans, "cpu", q).drawn_lengths() == [2, 0]
+    assert Draft.of_spans(spans, "cpu", sources=[["a", "b", "b"], ["b"]]).drawn_lengths({"a"}) == [1, 0]
+
+
+def test_a_cut_draft_is_a_prefix_in_every_part() -> None:
+    q = torch.rand(2, 3, 4)
+    draft = Draft.of_spans([[1, 2, 3], [1]], "cpu", q, [["a", "b", "b"], ["b"]], [[1, 2, 3], [4]])
+    cut = draft.cut(2)
+    assert (cut.spans, cut.sources, cut.evidence) == ([[1, 2], [1]], [["a", "b"], ["b"]], [[1, 2], [4]])
+    assert torch.equal(cut.q if cut.q is not None else q[:0], q[:, :2])
+    assert draft.cut(3) is draft
+    assert draft.cut(0).spans == [[], []]
+
+
+def test_coupled_text_is_that_of_plain_decoding_while_gamma_learns() -> None:
+    target = TableModel(4, seed=4)
+
+    def texts(decoder: SpeculativeDecoder) -> list[list[int]]:
+        settings = SamplingParams(max_tokens=60, temperature=0.7)
+        rows = [Sequence([0, 1], settings, seed=seed, acceptance="coupled") for seed in range(4)]
+        while any(row.finish_reason is None for row in rows):
+            decoder.round(Batch([row for row in rows if row.finish_reason is None]))
+        return [row.tokens for row in rows]
+
+    plain = texts(SpeculativeDecoder(target))
+    for drafter in (PromptLookupDrafter(min_ngram=1), ModelDrafter(TableModel(4, seed=5))):
+        auto = Auto(PassCost(BUMPY), {name: PassCost({(1, 1): 3.0}) for name in drafter.models()})
+        assert texts(SpeculativeDecoder(target, drafter, auto)) == plain
+
+
+def test_forced_tokens_are_drafted_where_nothing_else_pays() -> None:
+    """Speculation that does not pay is found out; what a grammar forces is drafted all the same."""
+    chain = AutomatonMatcher({state: {state % 3: state + 1} for state in range(12)}, final={12})
+    sequence = Sequence([0, 1, 0, 1], SamplingParams(max_tokens=12, temperature=0), matcher=chain)
+    target = TableModel(3)
+    known = drafters(target, target)["cascade"]
+    auto = Auto(Known({(1, 1): 1.0, (1, 17): 2.0}), {"model": Known({(1, 1): 50.0})})
+    stats = SpeculativeDecoder(target, known, auto).round(Batch([sequence]))
+    assert stats.rows[0].drafted == {"forced": 11}
+    assert sequence.tokens == [state % 3 for state in range(12)]
+
+
+# What is learnt
+
+
+def test_what_was_cut_teaches_as_well() -> None:
+    """A look-up that is never worth its pass is known to be right all the same."""
+    target = TableModel(5, seed=3, order=4)
+    auto = Auto(Known(STEEP))
+    decoder = SpeculativeDecoder(target, Guesser(target, rate=1.0), auto)
+    sequence = Sequence([0, 1], SamplingParams(max_tokens=60, temperature=0))
+    while sequence.finish_reason is None:
+        assert decoder.round(Batch([sequence])).rows[0].drafted.total() == 0
+    assert auto.acceptance.overall("guesser", 0) > 0.95
+
+
+def test_what_a_sequence_does_moves_what_is_expected_of_it() -> None:
+    acceptance = Acceptance()
+    copying, writing, new = (Sequence([1]) for _ in range(3))
+    assumed = acceptance(new, "lookup", 4)
+    for _ in range(20):
+        acceptance.learn(copying, "lookup", 4, True)
+        acceptance.learn(writing, "lookup", 4, False)
+    assert acceptance(copying, "lookup", 4) > 0.85
+    assert acceptance(writing, "lookup", 4) < 0.15
+    assert acceptance(copying, "lookup", 4) > acceptance(new, "lookup", 4) > acceptance(writing, "lookup", 4)
+    assert acceptance(new, "lookup", 5) == Acceptance()(new, "lookup", 5) > assumed  # more evidence, another count
+    assert acceptance(new, "forced", 0) == 1
+
+
+def test_a_draft_model_that_never_pays_is_tried_now_and_then() -> None:
+    target, draft = TableModel(4, seed=2), TableModel(4, seed=7)
+    decoder = SpeculativeDecoder(target, ModelDrafter(draft), Auto(Known(FLAT), {"model": Known({(1, 1): 100.0})}))
+    sequence = Sequence([1, 2], SamplingParams(max_tokens=200, temperature=1.0), seed=1)
+    drafted = []
+    while sequence.finish_reason is None:
+        drafted.append(decoder.round(Batch([sequence])).rows[0].drafted["model"])
+    assert 0 < sum(drafted) <= len(drafted) // 40
+
+
+# Costs
+
+
+def test_costs_between_and_beyond_what_was_measured() -> None:
+    cost = PassCost({(1, 1): 10, (1, 3): 30, (4, 1): 40, (4, 3): 60})
+    assert cost(1, 1) == 10
+    assert cost(1, 2) == 20
+    assert cost(2, 1) == 20
+    assert cost(1, 5) == 50
+    assert cost(8, 1) == 80
+    assert PassCost({(1, 1): 10, (1, 5): 5})(1, 9) == 5  # never below what the last one took
+
+
+@pytest.mark.parametrize("entries", [{}, {(1, 1): 0.0}, {(1, 1): float("nan")}, {(0, 1): 1.0}], ids=str)
+def test_entries_that_make_no_sense_are_refused(entries: dict[tuple[int, int], float]) -> None:
+    with pytest.raises(ValueError, match="positive"):
+        PassCost(entries)
+
+
+def test_rounds_refine_an_entry_and_a_busy_machine_moves_none() -> None:
+    busy, wrong = PassCost(BUMPY), PassCost(BUMPY)
+    for _ in range(300):
+        for width in (1, 5):
+            busy.learn(1, width, 1.8 * BUMPY[1, width])
+            wrong.learn(1, width, BUMPY[1, width] * (3 if width == 5 else 1))
+    assert busy(1, 5) / busy(1, 1) == pytest.approx(57 / 40, rel=0.05)
+    assert wrong(1, 5) / wrong(1, 1) == pytest.approx(3 * 57 / 40, rel=0.1)
+
+
+def test_a_table_is_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Model(TableModel):
+        fingerprint = "a table"
+
+    cache = DiskCache(tmp_path / "cache")
+    first = measured(Model(), cache)
+    assert {(1, 1), (8, 17)} <= set(first.seconds)
+    asked: list[dict[str, Any]] = []
+
+    def nothing(model: Any, budget_s: float = 0, **options: Any) -> dict[tuple[int, int], float]:
+        asked.append({"budget_s": budget_s, **options})
+        return {(1, 1): first(1, 1) * 5, (1, 2): first(1, 2) / 5}
+
+    monkeypatch.setattr(agentspec.models.cost, "measure", nothing)
+    second = measured(Model(), cache)
+    assert second.seconds == first.seconds | {(1, 2): first(1, 2) / 5}  # a busy second is forgotten, a quiet one is not
+    assert asked == [{"budget_s": 0.5, "shuffled": True}]
+
+
+def test_a_table_of_another_device_or_version_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Model(TableModel):
+        fingerprint = "a table"
+
+    cache = DiskCache(tmp_path / "cache")
+    tables = [{(1, 1): 1.0}, {(1, 1): 2.0}, {(1, 1): 3.0}]
+    monkeypatch.setattr(agentspec.models.cost, "measure", lambda *_, **__: tables.pop(0))
+    assert measured(Model(), cache)(1, 1) == 1
+    monkeypatch.setattr(torch, "__version__", "another")
+    assert measured(Model(), cache)(1, 1) == 2
+    monkeypatch.setattr(Model, "fingerprint", "another table")
+    assert measured(Model(), cache)(1, 1) == 3
+
+
+@pytest.mark.parametrize("value", [b"", b"{}", b"[[1, 1]]", b"[[1, 1, -3]]", b"\xff", b'"x"'], ids=str)
+def test_a_broken_table_is_measured_again(tmp_path: Path, value: bytes) -> None:
+    class Model(TableModel):
+        fingerprint = "a table"
+
+    cache = DiskCache(tmp_path / "cache")
+    key = agentspec.models.cost._key(Model())
+    assert key is not None
+    cache.set(key, value)
+    assert (8, 17) in measured(Model(), cache).seconds
+
+
+def test_auto_is_measured_where_a_decoder_is_made() -> None:
+    target, draft = TableModel(4, seed=2), TableModel(4, seed=7)
+    decoder = SpeculativeDecoder(target, drafters(target, draft)["cascade"], gamma="auto")
+    assert isinstance(decoder.draft_length, Auto)
+    assert set(decoder.draft_length.drafts) == {"model"}
+    sequence = Sequence([0, 1], SamplingParams(max_tokens=12, temperature=1.0), seed=1)
+    while sequence.finish_reason is None:
+        decoder.round(Batch([sequence]))
+    assert sequence.length == 12

@@ -35,6 +35,8 @@ from agentspec.constraints import Walk
 from agentspec.draft_length import Acceptance, Auto, best_width
 from agentspec.models.cost import PassCost, measured
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 FLAT = {(rows, width): 1.0 for rows in (1, 8) for width in (1, 17)}
 STEEP = {(rows, width): float(rows * width) for rows in (1, 8) for width in (1, 17)}
 BUMPY = {(1, 1): 40, (1, 2): 67, (1, 5): 57, (1, 9): 95, (1, 17): 110} | {

@@ -50,6 +50,9 @@ class PassCost:
 
     def __call__(self, rows: int, width: int) -> float:
         """Seconds of a pass over ``width`` tokens in each of ``rows`` rows."""
+        known = self.seconds.get((rows, width))
+        if known is not None:
+            return known
         by_rows = {r: _between(self._of_rows(r), width) for r in {r for r, _ in self.seconds}}
         return _between(by_rows, rows)
 

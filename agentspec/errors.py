@@ -39,3 +39,7 @@ class NoAnswerError(AgentSpecError, ValueError):
 
 class CacheError(AgentSpecError, RuntimeError):
     """A cache folder that others could have written to."""
+
+
+class BudgetExceededError(AgentSpecError, TimeoutError):
+    """A run took longer than its budget; it was not cut short."""

@@ -37,10 +37,7 @@ def test_speculation_changes_nothing_that_is_said(runs: dict[str, Any]) -> None:
 
 
 def test_speculation_saves_target_calls(runs: dict[str, Any]) -> None:
-    calls = {
-        name: sum(iteration["step"]["target_calls"] for iteration in run.to_dict()["iterations"])
-        for name, (_, run) in runs.items()
-    }
+    calls = {name: sum(call.step.target_calls for call in run.model_calls) for name, (_, run) in runs.items()}
     assert calls["speculative"] * 3 <= calls["plain"]
 
 
@@ -50,5 +47,6 @@ def test_the_account_adds_up(runs: dict[str, Any], name: str) -> None:
     assert told["model_s"] + told["tool_s"] + told["framework_s"] == pytest.approx(told["total_s"])
     assert len(told["iterations"]) == 3
     for iteration in told["iterations"]:
-        assert iteration["step"]["total_s"] <= iteration["model_s"]
-    assert told["iterations"][1]["step"]["cached_tokens"] > told["iterations"][0]["step"]["prompt_tokens"]
+        assert iteration["models"][0]["step"]["total_s"] <= iteration["model_s"]
+    steps = [iteration["models"][0]["step"] for iteration in told["iterations"]]
+    assert steps[1]["cached_tokens"] > steps[0]["prompt_tokens"]

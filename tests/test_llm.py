@@ -76,7 +76,7 @@ def test_wrong_settings_say_what_was_expected(llm: AgentSpecLLM) -> None:
 def test_a_plain_model_is_in_the_account(llm: AgentSpecLLM) -> None:
     with track_latency() as run:
         llm.invoke(PROMPT)
-    assert run.to_dict()["iterations"][0]["step"]["new_tokens"] > 3
+    assert run.to_dict()["iterations"][0]["models"][0]["step"]["new_tokens"] > 3
 
 
 # The cache
@@ -110,8 +110,8 @@ def test_a_cached_answer_is_marked_and_not_counted_again(chat: ChatAgentSpec) ->
     assert answers[1].tool_calls == answers[0].tool_calls
     assert answers[0].tool_calls[0]["name"] == "now"
     assert answers[1].response_metadata["agentspec"] == {"cached": True}
-    told = run.to_dict()["iterations"]
-    assert [iteration["cached"] for iteration in told] == [False, True]
+    told = [iteration["models"][0] for iteration in run.to_dict()["iterations"]]
+    assert [call["cached"] for call in told] == [False, True]
     assert told[0]["step"]["new_tokens"] > 0
     assert told[1]["step"] is None
     run.print()

@@ -3,136 +3,175 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
+from contextlib import suppress
+from contextvars import ContextVar, Token
 from typing import Any
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.outputs import ChatGeneration, LLMResult
+from langchain_core.messages import BaseMessage
+from langchain_core.outputs import LLMResult
 from langchain_core.tracers.context import register_configure_hook
 
-from agentspec.report import AgentRun, Call
+from agentspec.report import AgentRun, Recorder
+from agentspec.report.budget import OnOverBudget, check_budget, expect_budget
+from agentspec.report.fold import Kind
+from langchain_agentspec.events import answer, began
 
 _tracker: ContextVar[LatencyHandler | None] = ContextVar("agentspec_latency", default=None)
 
 
 class LatencyHandler(BaseCallbackHandler):
-    """Records model and tool calls into ``run``. Attached twice, it still counts once.
+    """Records chains, models and tools into ``run``, which goes from here to the end of the last of them.
+
+    Attached twice, it still counts once. May be attached anywhere in LangChain: ``config={"callbacks": [handler]}``.
 
     Args:
         name: of the run.
+        recorders: of the runs that are told; None for one of its own.
     """
 
     run_inline = True  # on the caller's thread, so that the clock is read when things happen
 
-    def __init__(self, name: str | None = None) -> None:
-        self.run = AgentRun(name, started=time.perf_counter())
-        self._runs = [self.run]
-        self._calls: dict[UUID, Call] = {}
-
-    def nested(self, name: str | None) -> LatencyHandler:
-        """A handler of a run within this one: its calls are recorded in both."""
-        inner = LatencyHandler(name)
-        inner._runs = [*self._runs, inner.run]
-        return inner
-
-    def close(self) -> None:
-        """The run ends now."""
-        self.run.ended = time.perf_counter()
+    def __init__(self, name: str | None = None, recorders: tuple[Recorder, ...] | None = None) -> None:
+        self.recorders = recorders or (Recorder(name),)
+        self.run = AgentRun(self.recorders[-1])
 
     def on_chat_model_start(
         self, serialized: dict[str, Any] | None, messages: list[list[BaseMessage]], *, run_id: UUID, **kwargs: Any
     ) -> None:
         """A model begins."""
-        self._begin(run_id, _model_name(serialized, kwargs), "model_calls")
+        self._begin(run_id, "model", serialized, kwargs)
 
     def on_llm_start(
         self, serialized: dict[str, Any] | None, prompts: list[str], *, run_id: UUID, **kwargs: Any
     ) -> None:
         """A model begins."""
-        self._begin(run_id, _model_name(serialized, kwargs), "model_calls")
+        self._begin(run_id, "model", serialized, kwargs)
+
+    def on_llm_new_token(self, token: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """A model goes on."""
+        for recorder in self.recorders:
+            recorder.token(run_id)
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
-        """A model is done; what it says of its step is kept."""
-        self._end(run_id, details=_step(response))
+        """A model is done; what it says of its steps is kept."""
+        self._end(run_id, **answer(response))
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         """A model failed."""
-        self._end(run_id, error=repr(error))
+        self._end(run_id, error)
 
     def on_tool_start(self, serialized: dict[str, Any] | None, input_str: str, *, run_id: UUID, **kwargs: Any) -> None:
         """A tool begins."""
-        self._begin(run_id, kwargs.get("name") or (serialized or {}).get("name") or "tool", "tool_calls")
+        self._begin(run_id, "tool", serialized, kwargs)
 
     def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """A tool is done."""
-        self._end(run_id)
+        """A tool is done. Some report their failure by their message, and not by an exception."""
+        failed = getattr(output, "status", None) == "error"
+        self._end(run_id, str(getattr(output, "content", output)) if failed else None)
 
     def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         """A tool failed."""
-        self._end(run_id, error=repr(error))
+        self._end(run_id, error)
 
-    def _begin(self, run_id: UUID, name: str, kind: str) -> None:
-        if run_id in self._calls:
-            return
-        call = self._calls[run_id] = Call(name, started=time.perf_counter())
-        for run in self._runs:
-            getattr(run, kind).append(call)
+    def on_chain_start(self, serialized: dict[str, Any] | None, inputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """A chain, graph or node begins."""
+        self._begin(run_id, "chain", serialized, kwargs)
 
-    def _end(self, run_id: UUID, error: str | None = None, details: dict[str, Any] | None = None) -> None:
-        call = self._calls.get(run_id)
-        if call is None or call.ended is not None:
-            return  # this handler is attached twice
-        call.ended, call.error = time.perf_counter(), error
-        call.cached = _is_old(details, call)
-        call.details = None if call.cached else details
-        self.run.ended = call.ended
+    def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """A chain is done."""
+        self._end(run_id)
+
+    def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        """A chain failed."""
+        self._end(run_id, error)
+
+    def on_retriever_start(self, serialized: dict[str, Any] | None, query: str, *, run_id: UUID, **kwargs: Any) -> None:
+        """A retriever begins: part of the framework."""
+        self._begin(run_id, "chain", serialized, kwargs)
+
+    def on_retriever_end(self, documents: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """A retriever is done."""
+        self._end(run_id)
+
+    def on_retriever_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        """A retriever failed."""
+        self._end(run_id, error)
+
+    def _begin(self, run_id: UUID, kind: Kind, serialized: dict[str, Any] | None, kwargs: dict[str, Any]) -> None:
+        told = began(kind, serialized, kwargs)
+        for recorder in self.recorders:
+            recorder.begin(run_id, kind, parent=kwargs.get("parent_run_id"), **told)
+
+    def _end(self, run_id: UUID, error: BaseException | str | None = None, **told: Any) -> None:
+        said = error if error is None or isinstance(error, str) else repr(error)
+        for recorder in self.recorders:
+            recorder.end(run_id, said, **told)
 
 
 register_configure_hook(_tracker, inheritable=True)
 
 
-@contextmanager
-def track_latency(name: str | None = None) -> Iterator[AgentRun]:
+class LatencyTracker:
+    """Accounts for everything that runs in its block, ``with`` or ``async with``; made by ``track_latency``."""
+
+    def __init__(self, recorder: Callable[[], Recorder], on_over_budget: OnOverBudget) -> None:
+        self._recorder = recorder
+        self._on_over_budget = on_over_budget
+        self._entered: list[tuple[Recorder, AgentRun, Token[LatencyHandler | None]]] = []
+
+    def __enter__(self) -> AgentRun:
+        """The run begins."""
+        outer, recorder = _tracker.get(), self._recorder()
+        handler = LatencyHandler(recorders=(*(outer.recorders if outer else ()), recorder))
+        self._entered.append((recorder, handler.run, _tracker.set(handler)))
+        return handler.run
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        """The run ends, with the exception that ended it if there is one."""
+        recorder, run, token = self._entered.pop()
+        with suppress(ValueError):  # an async generator may be closed in another context, which has no tracker to reset
+            _tracker.reset(token)
+        recorder.close(None if error is None else repr(error))
+        check_budget(run, "warn" if error else self._on_over_budget)
+
+    async def __aenter__(self) -> AgentRun:
+        """The run begins."""
+        return self.__enter__()
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        """The run ends, with the exception that ended it if there is one."""
+        self.__exit__(kind, error, trace)
+
+
+def track_latency(
+    name: str | None = None,
+    budget_s: float | None = None,
+    *,
+    on_over_budget: OnOverBudget = "warn",
+    clock: Callable[[], float] = time.perf_counter,
+) -> LatencyTracker:
     """Account for everything that runs in the block: models, tools, and the framework around them.
 
-    Runs in other tasks and threads are kept apart; a nested block is accounted for in both.
+    Runs in other tasks and threads are kept apart; a nested block is accounted for in both. What goes on when the
+    block ends is closed with it. Threads that are started in the block by hand, outside LangChain, belong to no run.
+
+    Args:
+        name: of the run.
+        budget_s: seconds that the block should take at most; None for no limit.
+        on_over_budget: "warn" with a ``BudgetWarning`` at the end of the block, or "raise" a ``BudgetExceededError``
+            (not over an exception that already ends the block).
+        clock: gives seconds on a monotonic clock.
+
+    Raises:
+        InvalidRequestError: for a budget that is no number of seconds, or an unknown ``on_over_budget``.
 
     Example:
-        with track_latency("weather") as run:
+        with track_latency("weather", budget_s=10) as run:
             agent.invoke(...)
         run.print()
     """
-    outer = _tracker.get()
-    handler = outer.nested(name) if outer else LatencyHandler(name)
-    token = _tracker.set(handler)
-    try:
-        yield handler.run
-    finally:
-        _tracker.reset(token)
-        handler.close()
-
-
-def _is_old(step: dict[str, Any] | None, call: Call) -> bool:
-    """Whether a cache gave the answer: ours says so, and with any other the step ended before it was asked for."""
-    return step is not None and (step.get("cached", False) or step["ended_at"] < call.began_at)
-
-
-def _model_name(serialized: dict[str, Any] | None, kwargs: dict[str, Any]) -> str:
-    metadata = kwargs.get("metadata") or {}
-    return str(metadata.get("ls_model_name") or kwargs.get("name") or (serialized or {}).get("name") or "model")
-
-
-def _step(response: LLMResult) -> dict[str, Any] | None:
-    """What an agentspec model says of its step; None for other models."""
-    for generations in response.generations:
-        for generation in generations:
-            is_chat = isinstance(generation, ChatGeneration) and isinstance(generation.message, AIMessage)
-            told = generation.message.response_metadata if is_chat else generation.generation_info  # type: ignore[union-attr]
-            step = (told or {}).get("agentspec")
-            if isinstance(step, dict):
-                return step
-    return None
+    expect_budget(budget_s, on_over_budget)
+    return LatencyTracker(lambda: Recorder(name, budget_s, clock), on_over_budget)

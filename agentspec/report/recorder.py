@@ -1,0 +1,97 @@
+"""What happens in a run, written down while it happens: calls that begin and end, under the ids of whoever tells."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from agentspec.report.fold import Call, Kind, fold
+from agentspec.report.schema import RunRecord
+
+
+class Recorder:
+    """The calls of one run. Telling it the same twice changes nothing; after ``close`` nothing does.
+
+    May be told from several threads.
+
+    Args:
+        name: of the run.
+        budget_s: seconds that the run should take at most; only kept here.
+        clock: gives seconds on a monotonic clock.
+        time_of_day: gives seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        name: str | None = None,
+        budget_s: float | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        time_of_day: Callable[[], float] = time.time,
+    ) -> None:
+        self.name = name
+        self.budget_s = budget_s
+        self.clock = clock
+        self.is_closed = False
+        self._time_of_day = time_of_day
+        self._calls: dict[Any, Call] = {}
+        self._lock = threading.Lock()
+        self._began_at = time_of_day()
+        self._error: str | None = None
+        self._started = self._ended = clock()
+
+    def begin(self, id: Any, kind: Kind, name: str, parent: Any = None, **told: Any) -> None:
+        """A call begins; ``told`` are further fields of ``Call``."""
+        with self._lock:
+            if not self.is_closed and id not in self._calls:
+                self._calls[id] = Call(
+                    id, kind, name, self.clock(), parent=parent, began_at=self._time_of_day(), **told
+                )
+
+    def token(self, id: Any) -> None:
+        """A token of the call came."""
+        with self._lock:
+            call = self._calls.get(id)
+            if call is not None and call.ended is None:
+                call.first_token = self.clock() if call.first_token is None else call.first_token
+                call.tokens_told += 1
+
+    def end(self, id: Any, error: str | None = None, **told: Any) -> None:
+        """A call is over; ``told`` are further fields of ``Call``."""
+        with self._lock:
+            call = self._calls.get(id)
+            if call is None or call.ended is not None:
+                return
+            call.ended, call.error = self.clock(), error
+            for name, value in told.items():
+                setattr(call, name, value)
+            self._ended = call.ended
+
+    def close(self, error: str | None = None) -> None:
+        """The run ends now, and with it whatever still goes on."""
+        with self._lock:
+            if self.is_closed:
+                return
+            self.is_closed, self._error, self._ended = True, error, self.clock()
+            for call in self._calls.values():
+                if call.ended is None:
+                    call.ended, call.error = self._ended, error or "still going on when the run ended"
+
+    def record(self) -> RunRecord:
+        """The run so far: up to the last call that ended, or to its end."""
+        with self._lock:
+            return fold(
+                list(self._calls.values()),
+                self._started,
+                self._ended,
+                name=self.name,
+                began_at=self._began_at,
+                budget_s=self.budget_s,
+                error=self._error,
+            )
+
+    def running(self) -> list[Call]:
+        """The model and tool calls that go on now, in the order they began."""
+        with self._lock:
+            return [call for call in self._calls.values() if call.ended is None and call.kind != "chain"]

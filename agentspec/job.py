@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from agentspec.drafters import Drafter
 from agentspec.errors import RequestTimeoutError
 from agentspec.models import cached_tokens
+from agentspec.models.cost import PassCost
 from agentspec.sequence import FinishReason, Sequence, TokenLogprob
 from agentspec.speculative import SpeculativeDecoder
 from agentspec.stats import StepStats
@@ -26,6 +28,7 @@ class Delta:
         finish_reason: set on the sample's last delta.
         stats: of the sample's whole step, on its last delta.
         invalid: on the last delta, why the whole text does not satisfy its schema, where that was to be checked.
+        so_far: the account of the step that still goes on; the engine goes on writing to it.
     """
 
     index: int
@@ -35,6 +38,7 @@ class Delta:
     finish_reason: FinishReason | None = None
     stats: StepStats | None = None
     invalid: str | None = None
+    so_far: StepStats | None = field(default=None, compare=False, repr=False)
 
 
 class Job:
@@ -105,6 +109,7 @@ class Member:
         self._arrived = self._queued = time.perf_counter()
         self._read = 0  # tokens of the context that the models were given
         self._is_known = False  # to the models: what they had cached of it was looked up
+        self._cost: PassCost | None = None  # of the target's passes, where the rule for gamma measures them
         self._told_tokens = 0
         self._told_text = 0
 
@@ -127,10 +132,13 @@ class Member:
         cached = cached_tokens(decoder.target, context)
         if not self._is_known:
             self.stats.cached_tokens, self._is_known = cached, True
+            self.stats.draft_cached_tokens = _draft_cached_tokens(decoder, context)
         self._read = min(len(context), max(cached, self._read) + tokens)  # a model without a cache knows nothing of it
-        decoder.prefill([context[: self._read]])
+        of_draft = decoder.prefill([context[: self._read]])["draft_prefill_s"]
         self.is_ready = self._read == len(context)
-        self.stats.seconds["prefill_s"] += time.perf_counter() - started
+        self.stats.seconds["draft_prefill_s"] += of_draft
+        self.stats.seconds["prefill_s"] += time.perf_counter() - started - of_draft
+        self._cost = getattr(decoder.draft_length, "target", None)
         return self._read - cached
 
     def tell(self) -> None:
@@ -143,6 +151,8 @@ class Member:
         self.stats.ttft_s = self.stats.ttft_s or since_arrival
         self.stats.total_s, self.stats.new_tokens = since_arrival, sequence.length
         self.stats.ended_at = time.time()
+        if finished and self._cost is not None:
+            self.stats.plain_pass_s = _plain_pass_s(self.stats, self._cost)
         self.job.send(
             Delta(
                 self.index,
@@ -151,7 +161,21 @@ class Member:
                 tuple(sequence.logprobs[self._told_tokens : self._told_tokens + len(tokens)]),
                 sequence.finish_reason,
                 self.stats if finished else None,
+                so_far=self.stats,
             )
         )
         self._told_tokens += len(tokens)
         self._told_text = len(text)
+
+
+def _draft_cached_tokens(decoder: SpeculativeDecoder, context: list[int]) -> int | None:
+    """Tokens of the context that every draft model need not compute again; None without a draft model."""
+    models = decoder.drafter.models().values() if isinstance(decoder.drafter, Drafter) else ()
+    return min((cached_tokens(model, context) for model in models), default=None)
+
+
+def _plain_pass_s(stats: StepStats, cost: PassCost) -> float | None:
+    """Seconds of a target pass over one token at the pace of this step: its own passes, each over the multiple of a
+    plain pass that the table gives for its width; None without passes."""
+    plain = sum(width_cost.seconds * cost(1, 1) / cost(1, width) for width, width_cost in stats.verify_costs.items())
+    return plain / stats.rounds if stats.rounds else None

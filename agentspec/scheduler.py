@@ -165,7 +165,7 @@ class Scheduler:
         try:
             stats: RoundStats = self._decoder.round(Batch([m.sequence for m in members], self._decoder.device))
             for member, row in zip(members, stats.rows, strict=True):
-                member.stats.add_round(row, stats.seconds)
+                member.stats.add_round(row, stats.seconds, stats.width)
                 member.tell()
         except Exception as error:
             untouched = [m for m, n in zip(members, lengths, strict=True) if m.sequence.length == n]

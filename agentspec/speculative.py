@@ -145,13 +145,19 @@ class SpeculativeDecoder:
         laps.move(batch.detokenize_seconds - before, "sample_s", to="detokenize_s")
         return RoundStats(rows, laps.seconds, width)
 
-    def prefill(self, contexts: list[list[int]]) -> None:
-        """Let target and drafter compute what they will need of these contexts. Costs time, changes nothing."""
-        known = [context for context in contexts if context]
+    def prefill(self, contexts: list[list[int]]) -> dict[str, float]:
+        """Let target and drafter compute what they will need of these contexts. Costs time, changes nothing.
+
+        Returns the seconds of either, ``prefill_s`` and ``draft_prefill_s``.
+        """
+        laps, known = Laps(), [context for context in contexts if context]
         if known and isinstance(self.target, CachingModel):
             self.target.next_logits(known, [0] * len(known))
+        laps.lap("prefill_s")
         if known and isinstance(self.drafter, Drafter):
             self.drafter.prefill(known)
+        laps.lap("draft_prefill_s")
+        return laps.seconds
 
 
 def _expect_law(p: Tensor, verdict: Verdict) -> None:

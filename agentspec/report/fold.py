@@ -29,6 +29,10 @@ class Call:
         parent: id of the call that it is part of; one that nobody told of is no part of anything.
         task: names the execution of a graph's node that it is part of.
         node: name of that node.
+        first_token: when the first token came, where that was told.
+        tokens: of a model, so far.
+        streamed: whether tokens were told to callbacks while they came.
+        acceptance_rate: of the drafts of a model, so far, where it tells.
         steps: of a model's samples, where it tells of them.
         asked: ids of the tool calls that a model asked for.
         began_at: time of day at which it began, in seconds since 1970.
@@ -45,7 +49,9 @@ class Call:
     provider: str | None = None
     error: str | None = None
     first_token: float | None = None
-    tokens_told: int = 0
+    tokens: int = 0
+    streamed: bool = False
+    acceptance_rate: float | None = None
     steps: Sequence[Step] = ()
     cached: bool = False
     asked: frozenset[str] = frozenset()
@@ -104,7 +110,7 @@ class _Fold:
         models, tools = self._of(owner, "model"), self._of(owner, "tool")
         turns = self._turns(models, tools)
         early = [tool for tool in tools if not self._assign(tool, turns)]
-        edges = [begin, *(turn.started for turn in turns[1:]), max(begin, end)]
+        edges = [begin, *(min(max(turn.started, begin), end) for turn in turns[1:]), end]
         iterations = [
             Iteration(
                 start_s=since - self._started,
@@ -158,7 +164,7 @@ class _Fold:
             provider=call.provider,
             node=call.node,
             ttft_s=_ttft(call, steps),
-            streamed=call.tokens_told > 0,
+            streamed=call.streamed,
             cached=call.is_cached,
             input_tokens=call.input_tokens,
             output_tokens=call.output_tokens,

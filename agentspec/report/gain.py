@@ -7,11 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from agentspec.theory import expected_tokens, walltime_improvement
 from agentspec.report.schema import DrafterCounts, Gain, PassSource, RunRecord, Step, Theory, VerifyCost
+from agentspec.theory import expected_tokens, walltime_improvement
 
 ROUND_PHASES = ("draft_s", "mask_s", "verify_s", "sample_s", "detokenize_s")
 """What a round is made of; the rest of a step is the same without speculation, but for the draft's prefill."""
+
+_ENOUGH_ROUNDS = 8  # of width 1, to trust their mean more than a table of costs
 
 
 def call_gain(steps: Sequence[Step]) -> Gain | None:
@@ -71,16 +73,12 @@ class _Rounds:
 
     @cached_property
     def plain_pass(self) -> _Pass | None:
-        told = [step.plain_pass_s for step in self.steps if step.plain_pass_s is not None]
-        if told:
-            return _Pass(sum(told) / len(told), "engine")
         costs: defaultdict[int, list[VerifyCost]] = defaultdict(list)
         for step in self.steps:
             for width, cost in step.verify_costs.items():
                 costs[width].append(cost)
-        return plain_pass(
-            {width: (sum(c.rounds for c in of), sum(c.seconds for c in of)) for width, of in costs.items()}
-        )
+        told = [(step.plain_pass_s, step.rounds) for step in self.steps if step.plain_pass_s is not None]
+        return plain_pass({w: (sum(c.rounds for c in of), sum(c.seconds for c in of)) for w, of in costs.items()}, told)
 
     @property
     def plain_s(self) -> float | None:
@@ -101,22 +99,25 @@ class _Pass:
     source: PassSource
 
 
-def plain_pass(costs: Mapping[int, tuple[int, float]]) -> _Pass | None:
+def plain_pass(costs: Mapping[int, tuple[int, float]], told: Sequence[tuple[float, int]] = ()) -> _Pass | None:
     """What a pass of the target over one token takes.
 
-    The mean of the rounds of width 1, where there are any. Otherwise a line through the mean seconds of the other
-    widths, weighted by rounds, at 1; or, where that is no sensible time (a wider block may cost less than a narrower
-    one), the least mean, which is more than a plain pass takes.
+    The mean of the rounds of width 1, where there are enough of them; what the engine says; the mean of fewer. Without
+    either, a line through the mean seconds of the other widths, weighted by rounds, at 1; or, where that is no sensible
+    time (a wider block may cost less than a narrower one), the least mean, which is more than a plain pass takes.
 
     Args:
         costs: ``{width: (rounds, seconds of all of them)}``.
+        told: seconds of a plain pass by the engine's table of costs, and the rounds that this is known from.
     """
     known = {width: (rounds, seconds) for width, (rounds, seconds) in costs.items() if rounds}
+    rounds, seconds = known.get(1, (0, 0.0))
+    if told and rounds < _ENOUGH_ROUNDS:
+        return _Pass(sum(s * n for s, n in told) / sum(n for _, n in told), "engine")
+    if rounds:
+        return _Pass(seconds / rounds, "measured")
     if not known:
         return None
-    if 1 in known:
-        rounds, seconds = known[1]
-        return _Pass(seconds / rounds, "measured")
     bound = min(seconds / rounds for rounds, seconds in known.values())
     line = _at_one(known)
     return _Pass(bound, "bound") if line is None or not 0 < line <= bound else _Pass(line, "extrapolated")

@@ -45,17 +45,25 @@ class Recorder:
         """A call begins; ``told`` are further fields of ``Call``."""
         with self._lock:
             if not self.is_closed and id not in self._calls:
-                self._calls[id] = Call(
-                    id, kind, name, self.clock(), parent=parent, began_at=self._time_of_day(), **told
-                )
+                self._ended = self.clock()
+                self._calls[id] = Call(id, kind, name, self._ended, parent=parent, began_at=self._time_of_day(), **told)
 
     def token(self, id: Any) -> None:
-        """A token of the call came."""
+        """A token of a model was told to callbacks."""
+        self._go_on(id, streamed=True)
+
+    def progress(self, id: Any, tokens: int, acceptance_rate: float | None) -> None:
+        """A model has come some tokens further."""
+        self._go_on(id, tokens, acceptance_rate=acceptance_rate)
+
+    def _go_on(self, id: Any, tokens: int = 0, **told: Any) -> None:
         with self._lock:
             call = self._calls.get(id)
             if call is not None and call.ended is None:
                 call.first_token = self.clock() if call.first_token is None else call.first_token
-                call.tokens_told += 1
+                call.tokens += tokens
+                for name, value in told.items():
+                    setattr(call, name, value)
 
     def end(self, id: Any, error: str | None = None, **told: Any) -> None:
         """A call is over; ``told`` are further fields of ``Call``."""
@@ -79,7 +87,7 @@ class Recorder:
                     call.ended, call.error = self._ended, error or "still going on when the run ended"
 
     def record(self) -> RunRecord:
-        """The run so far: up to the last call that ended, or to its end."""
+        """The run so far: up to the last call that began or ended, or to its end."""
         with self._lock:
             return fold(
                 list(self._calls.values()),
@@ -91,7 +99,7 @@ class Recorder:
                 error=self._error,
             )
 
-    def running(self) -> list[Call]:
-        """The model and tool calls that go on now, in the order they began."""
+    def now(self) -> tuple[float, list[Call]]:
+        """Seconds since the run began, and all its calls in the order they began."""
         with self._lock:
-            return [call for call in self._calls.values() if call.ended is None and call.kind != "chain"]
+            return self.clock() - self._started, list(self._calls.values())

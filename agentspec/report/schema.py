@@ -14,9 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 SCHEMA: Literal["agentspec.run/1"] = "agentspec.run/1"
 
-PassSource = Literal["engine", "measured", "extrapolated", "bound"]
-"""How the seconds of a plain pass are known: told by the engine, from rounds of width 1, by a line through the widths
-that there were, or as the cheapest pass of all, which is more than a plain one takes."""
+PassSource = Literal["measured", "engine", "extrapolated", "bound"]
+"""How the seconds of a plain pass are known: from rounds of width 1 ("measured"), by the engine's table of costs, by a
+line through the widths that there were, or as the cheapest pass of all, which is more than a plain one takes."""
 
 
 class Record(BaseModel):
@@ -31,7 +31,7 @@ class Phases(Record):
     queue_s: float = Field(description="waited for a place in the engine")
     template_s: float = Field(description="messages and tools to a grammar and the ids of a prompt")
     prefill_s: float = Field(description="the target read what was new to it of the prompt")
-    draft_prefill_s: float = Field(description="the draft read what was new to it of the prompt")
+    draft_prefill_s: float = Field(description="the drafters read what was new to them of the prompt")
     draft_s: float = Field(description="tokens were drafted, masks not counted")
     mask_s: float = Field(description="a grammar said what may come next")
     verify_s: float = Field(description="the target's passes over drafted blocks")
@@ -78,7 +78,9 @@ class Step(Record):
     drafters: dict[str, DrafterCounts] = Field(description="by name of the drafter")
     accepted_lengths: dict[int, int] = Field(default_factory=dict, description="rounds by the tokens they emitted")
     verify_costs: dict[int, VerifyCost] = Field(default_factory=dict, description="by width of the block, in tokens")
-    plain_pass_s: float | None = Field(default=None, description="target's pass over one token, as the engine measured")
+    plain_pass_s: float | None = Field(
+        default=None, description="target's pass over one token, by the engine's table of costs at the step's own pace"
+    )
     queue_s: float
     template_s: float = 0.0
     prefill_s: float

@@ -2,6 +2,9 @@
 
 from typing import Any
 
+from agentspec.errors import BudgetExceededError
+from agentspec.report import AgentRun, read_runs
+from agentspec.report.budget import BudgetWarning
 from langchain_agentspec.cache import AgentSpecCache
 from langchain_agentspec.callbacks import LatencyHandler, track_latency
 from langchain_agentspec.chat_model import ChatAgentSpec
@@ -10,8 +13,11 @@ from langchain_agentspec.llm import AgentSpecLLM
 from langchain_agentspec.search import aexpand, best_of, expand
 
 __all__ = [
+    "AgentRun",
     "AgentSpecCache",
     "AgentSpecLLM",
+    "BudgetExceededError",
+    "BudgetWarning",
     "ChatAgentSpec",
     "ConsistencyResult",
     "LatencyHandler",
@@ -20,6 +26,7 @@ __all__ = [
     "aexpand",
     "best_of",
     "expand",
+    "read_runs",
     "track_latency",
 ]
 

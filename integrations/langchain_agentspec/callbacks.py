@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from contextvars import ContextVar, Token
 from typing import Any
 from uuid import UUID
@@ -14,9 +14,11 @@ from langchain_core.messages import BaseMessage
 from langchain_core.outputs import LLMResult
 from langchain_core.tracers.context import register_configure_hook
 
+from agentspec import Delta
 from agentspec.report import AgentRun, Recorder
 from agentspec.report.budget import OnOverBudget, check_budget, expect_budget
 from agentspec.report.fold import Kind
+from agentspec.report.live import following
 from langchain_agentspec.events import answer, began
 
 _tracker: ContextVar[LatencyHandler | None] = ContextVar("agentspec_latency", default=None)
@@ -117,24 +119,29 @@ register_configure_hook(_tracker, inheritable=True)
 class LatencyTracker:
     """Accounts for everything that runs in its block, ``with`` or ``async with``; made by ``track_latency``."""
 
-    def __init__(self, recorder: Callable[[], Recorder], on_over_budget: OnOverBudget) -> None:
+    def __init__(self, recorder: Callable[[], Recorder], on_over_budget: OnOverBudget, live: bool) -> None:
         self._recorder = recorder
         self._on_over_budget = on_over_budget
-        self._entered: list[tuple[Recorder, AgentRun, Token[LatencyHandler | None]]] = []
+        self._live = live
+        self._entered: list[tuple[Recorder, AgentRun, Token[LatencyHandler | None], ExitStack]] = []
 
     def __enter__(self) -> AgentRun:
         """The run begins."""
-        outer, recorder = _tracker.get(), self._recorder()
+        outer, view = _tracker.get(), ExitStack()
+        recorder = self._recorder()
         handler = LatencyHandler(recorders=(*(outer.recorders if outer else ()), recorder))
-        self._entered.append((recorder, handler.run, _tracker.set(handler)))
+        if self._live:
+            view.enter_context(following(recorder))
+        self._entered.append((recorder, handler.run, _tracker.set(handler), view))
         return handler.run
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         """The run ends, with the exception that ended it if there is one."""
-        recorder, run, token = self._entered.pop()
+        recorder, run, token, view = self._entered.pop()
         with suppress(ValueError):  # an async generator may be closed in another context, which has no tracker to reset
             _tracker.reset(token)
         recorder.close(None if error is None else repr(error))
+        view.close()
         check_budget(run, "warn" if error else self._on_over_budget)
 
     async def __aenter__(self) -> AgentRun:
@@ -151,6 +158,7 @@ def track_latency(
     budget_s: float | None = None,
     *,
     on_over_budget: OnOverBudget = "warn",
+    live: bool = False,
     clock: Callable[[], float] = time.perf_counter,
 ) -> LatencyTracker:
     """Account for everything that runs in the block: models, tools, and the framework around them.
@@ -163,6 +171,7 @@ def track_latency(
         budget_s: seconds that the block should take at most; None for no limit.
         on_over_budget: "warn" with a ``BudgetWarning`` at the end of the block, or "raise" a ``BudgetExceededError``
             (not over an exception that already ends the block).
+        live: show on the terminal what the run is doing; nothing where there is none. Meant for one run at a time.
         clock: gives seconds on a monotonic clock.
 
     Raises:
@@ -174,4 +183,18 @@ def track_latency(
         run.print()
     """
     expect_budget(budget_s, on_over_budget)
-    return LatencyTracker(lambda: Recorder(name, budget_s, clock), on_over_budget)
+    return LatencyTracker(lambda: Recorder(name, budget_s, clock), on_over_budget, live)
+
+
+def follower(run_manager: Any) -> Callable[[Delta], Delta]:
+    """Passes on the deltas of a model's call, and tells those who account for it how far it has come."""
+    handlers = [h for h in getattr(run_manager, "handlers", ()) if isinstance(h, LatencyHandler)]
+    recorders = dict.fromkeys(recorder for handler in handlers for recorder in handler.recorders)
+
+    def tell(delta: Delta) -> Delta:
+        rate = delta.so_far.acceptance_rate if delta.so_far else None
+        for recorder in recorders:
+            recorder.progress(run_manager.run_id, len(delta.tokens), rate)
+        return delta
+
+    return tell

@@ -18,6 +18,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from agentspec import InvalidRequestError
 from agentspec.constraints import GrammarEngine
+from langchain_agentspec.callbacks import follower
 from langchain_agentspec.forms import (
     answer_parser,
     call_parser,
@@ -192,7 +193,7 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
         makers = call.makers()
         with core_errors():
             check = returned if kwargs.get("parsed") else expect_valid
-            deltas = map(check, call.engine.stream(call.request))
+            deltas = map(check, map(follower(run_manager), call.engine.stream(call.request)))
             chunks = [(delta.index, makers[delta.index].chunk(delta)) for delta in deltas]
         return to_result(chunks, len(makers))
 
@@ -206,7 +207,7 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
         call = self._prepare_stream(messages, stop, kwargs)
         maker = call.makers()[0]
         with core_errors():
-            for delta in call.engine.stream(call.request):
+            for delta in map(follower(run_manager), call.engine.stream(call.request)):
                 yield from shown(maker, expect_valid(delta))
 
     async def _agenerate(
@@ -219,9 +220,9 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
         call = await asyncio.to_thread(self._prepare, messages, stop, kwargs)
         makers = call.makers()
         with core_errors():
-            check = returned if kwargs.get("parsed") else expect_valid
+            check, tell = returned if kwargs.get("parsed") else expect_valid, follower(run_manager)
             async with aclosing(call.engine.astream(call.request)) as deltas:
-                chunks = [(delta.index, makers[delta.index].chunk(check(delta))) async for delta in deltas]
+                chunks = [(delta.index, makers[delta.index].chunk(check(tell(delta)))) async for delta in deltas]
         return to_result(chunks, len(makers))
 
     async def _astream(
@@ -232,11 +233,11 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
         call = await asyncio.to_thread(self._prepare_stream, messages, stop, kwargs)
-        maker = call.makers()[0]
+        maker, tell = call.makers()[0], follower(run_manager)
         with core_errors():
             async with aclosing(call.engine.astream(call.request)) as deltas:
                 async for delta in deltas:
-                    for chunk in shown(maker, expect_valid(delta)):
+                    for chunk in shown(maker, expect_valid(tell(delta))):
                         yield chunk
 
     def _prepare_stream(self, messages: list[BaseMessage], stop: list[str] | None, kwargs: dict[str, Any]) -> Prepared:

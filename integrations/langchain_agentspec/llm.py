@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
@@ -73,11 +74,14 @@ class AgentSpecLLM(ModelSettings, BaseLLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> LLMResult:
-        engine, requests = self._prepare(prompts, stop, kwargs)
+        engine, requests, template_s = self._prepare(prompts, stop, kwargs)
         with core_errors():
             completions = engine.generate(requests)
         generations = [
-            [Generation(text=c.text, generation_info=_info(c.finish_reason, c.stats)) for c in samples]
+            [
+                Generation(text=c.text, generation_info=_info(c.finish_reason, c.stats.after(template_s)))
+                for c in samples
+            ]
             for samples in completions
         ]
         counts = [(samples[0].stats.prompt_tokens, sum(len(c.tokens) for c in samples)) for samples in completions]
@@ -90,9 +94,9 @@ class AgentSpecLLM(ModelSettings, BaseLLM):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> LLMResult:
-        engine, requests = await asyncio.to_thread(self._prepare, prompts, stop, kwargs)
+        engine, requests, template_s = await asyncio.to_thread(self._prepare, prompts, stop, kwargs)
         with core_errors():
-            tasks = [asyncio.ensure_future(_samples(engine, request)) for request in requests]
+            tasks = [asyncio.ensure_future(_samples(engine, request, template_s)) for request in requests]
             try:
                 samples = await asyncio.gather(*tasks)
             finally:
@@ -115,10 +119,10 @@ class AgentSpecLLM(ModelSettings, BaseLLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[GenerationChunk]:
-        engine, [request] = self._prepare([prompt], stop, kwargs, streams=True)
+        engine, [request], template_s = self._prepare([prompt], stop, kwargs, streams=True)
         with core_errors():
             for delta in engine.stream(request):
-                chunk = _chunk(delta)
+                chunk = _chunk(delta, template_s)
                 if run_manager and chunk.text:
                     run_manager.on_llm_new_token(chunk.text, chunk=chunk)
                 yield chunk
@@ -130,19 +134,19 @@ class AgentSpecLLM(ModelSettings, BaseLLM):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[GenerationChunk]:
-        engine, [request] = await asyncio.to_thread(self._prepare, [prompt], stop, kwargs, streams=True)
+        engine, [request], template_s = await asyncio.to_thread(self._prepare, [prompt], stop, kwargs, streams=True)
         with core_errors():
             async with aclosing(engine.astream(request)) as deltas:
                 async for delta in deltas:
-                    chunk = _chunk(delta)
+                    chunk = _chunk(delta, template_s)
                     if run_manager and chunk.text:
                         await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
                     yield chunk
 
     def _prepare(
         self, prompts: list[str], stop: list[str] | None, kwargs: dict[str, Any], *, streams: bool = False
-    ) -> tuple[LocalEngine, list[Request]]:
-        """Prompts as requests. All that can be wrong with them is found here."""
+    ) -> tuple[LocalEngine, list[Request], float]:
+        """Prompts as requests, and the seconds that took. All that can be wrong with them is found here."""
         check_keywords(kwargs, (*SHARED, "grammar"))
         settings = self.settings(kwargs)
         engine = self.engine_of(settings["model"])
@@ -152,7 +156,9 @@ class AgentSpecLLM(ModelSettings, BaseLLM):
             raise InvalidRequestError(f"Only one sample can be streamed, got n={how['n']}; use invoke or n=1.")
         params = sampling(settings, self.stop if stop is None else stop)
         grammar = None if described is None else Grammar.of(described)
-        return engine, [Request(engine.tokenizer.encode(prompt), params, grammar, **how) for prompt in prompts]
+        started = time.perf_counter()
+        requests = [Request(engine.tokenizer.encode(prompt), params, grammar, **how) for prompt in prompts]
+        return engine, requests, time.perf_counter() - started
 
     def _output(self, counts: list[tuple[int, int]], kwargs: dict[str, Any]) -> dict[str, Any]:
         """In the form in which LangChain's users look for token counts."""
@@ -161,12 +167,12 @@ class AgentSpecLLM(ModelSettings, BaseLLM):
         return {"token_usage": usage, "model_name": kwargs.get("model", self.model)}
 
 
-async def _samples(engine: LocalEngine, request: Request) -> list[GenerationChunk]:
+async def _samples(engine: LocalEngine, request: Request, template_s: float) -> list[GenerationChunk]:
     """The whole samples of a request."""
     chunks: defaultdict[int, list[GenerationChunk]] = defaultdict(list)
     async with aclosing(engine.astream(request)) as deltas:
         async for delta in deltas:
-            chunks[delta.index].append(_chunk(delta))
+            chunks[delta.index].append(_chunk(delta, template_s))
     return [
         GenerationChunk(text="".join(c.text for c in parts), generation_info=parts[-1].generation_info)
         for _, parts in sorted(chunks.items())
@@ -177,8 +183,8 @@ def _emitted(chunks: list[GenerationChunk]) -> int:
     return sum((chunk.generation_info or {})["agentspec"]["new_tokens"] for chunk in chunks)
 
 
-def _chunk(delta: Delta) -> GenerationChunk:
-    info = None if delta.finish_reason is None else _info(delta.finish_reason, delta.stats)
+def _chunk(delta: Delta, template_s: float) -> GenerationChunk:
+    info = None if delta.stats is None else _info(delta.finish_reason, delta.stats.after(template_s))
     return GenerationChunk(text=delta.text, generation_info=info)
 
 

@@ -86,6 +86,7 @@ class ChunkMaker:
         parser: takes reasoning and calls out of the text; None where there can be none.
         decode: ids to text, for log-probabilities.
         own_ids: the ids of a text that was said in these tokens, where they are to be kept (``ChatFormat.own_ids``).
+        template_s: seconds that the making of the request took; they are part of the step.
     """
 
     def __init__(
@@ -94,7 +95,9 @@ class ChunkMaker:
         parser: Parser | None,
         decode: Callable[[list[int]], str],
         own_ids: Callable[[str, list[int]], list[int] | None],
+        template_s: float = 0.0,
     ) -> None:
+        self._template_s = template_s
         self._model_name = model_name
         self._decode = decode
         self._own_ids = own_ids
@@ -127,7 +130,8 @@ class ChunkMaker:
             "finish_reason": finish_reason,
             "model_name": self._model_name,
             "model_provider": "agentspec",
-            "agentspec": stats.to_dict() | {name: value for name, value in told.items() if value},
+            "agentspec": stats.after(self._template_s).to_dict()
+            | {name: value for name, value in told.items() if value},
         }
         if self._logprobs:
             metadata["logprobs"] = {"content": [self._logprob(entry) for entry in self._logprobs]}

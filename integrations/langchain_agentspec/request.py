@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,19 +29,27 @@ MAX_PARALLEL_CALLS = 8
 
 @dataclass(frozen=True)
 class Prepared:
-    """A call on its way to the engine; ``parser`` is set where its answer may hold thoughts or tool calls."""
+    """A call on its way to the engine; ``parser`` is set where its answer may hold thoughts or tool calls.
+
+    ``template_s`` are the seconds that it took to make the request.
+    """
 
     model: str
     engine: LocalEngine
     chat: ChatFormat
     request: Request
     parser: Callable[[], Parser] | None
+    template_s: float
 
     def makers(self) -> list[ChunkMaker]:
         """One per sample."""
         return [
             ChunkMaker(
-                self.model, self.parser() if self.parser else None, self.engine.tokenizer.decode, self.chat.own_ids
+                self.model,
+                self.parser() if self.parser else None,
+                self.engine.tokenizer.decode,
+                self.chat.own_ids,
+                self.template_s,
             )
             for _ in range(self.request.n)
         ]
@@ -69,6 +78,7 @@ def prepare(
     Raises:
         InvalidRequestError: for settings, messages, tools or formats that cannot be served.
     """
+    started = time.perf_counter()
     chat = ChatFormat(engine.tokenizer, dialect)
     tools = bound.get("tools") or []
     offered, required = chosen_tools(tools, bound.get("tool_choice"))
@@ -94,7 +104,8 @@ def prepare(
         validate=settings["validate_output"] and grammar is not None and grammar.kind == "json_schema",
     )
     parser = functools.partial(chat.parser, prompt, offered, has_final=final is not None, thought=thought)
-    return Prepared(settings["model"], engine, chat, request, parser if offered or thought else None)
+    makes_parser = parser if offered or thought else None
+    return Prepared(settings["model"], engine, chat, request, makes_parser, time.perf_counter() - started)
 
 
 def shown(maker: ChunkMaker, delta: Delta) -> Iterator[ChatGenerationChunk]:

@@ -8,6 +8,7 @@ from agentspec.drafters import Draft, Drafter
 from agentspec.drafters.cascade import Cascade
 from agentspec.drafters.lookup import PromptLookupDrafter
 from agentspec.drafters.model import ModelDrafter
+from agentspec.drafters.suffix import SuffixDrafter
 from agentspec.engine import Engine, LocalEngine
 from agentspec.errors import (
     AgentSpecError,
@@ -59,6 +60,7 @@ __all__ = [
     "Sequence",
     "SpeculativeDecoder",
     "StepStats",
+    "SuffixDrafter",
     "TokenLogprob",
 ]
 

@@ -19,7 +19,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agentspec import Batch, Cascade, Drafter, ModelDrafter, PromptLookupDrafter, SamplingParams, Sequence
+from agentspec import (
+    Batch,
+    Cascade,
+    Drafter,
+    ModelDrafter,
+    PromptLookupDrafter,
+    SamplingParams,
+    Sequence,
+    SuffixDrafter,
+)
 from agentspec.dice import Dice, Role
 from agentspec.drafters import NoDrafter
 from agentspec.sampling import Prefix, warp
@@ -317,6 +326,8 @@ def drafters(target: TableModel, draft: TableModel) -> dict[str, Drafter]:
         "self": ModelDrafter(target),
         "unmasked": ModelDrafter(draft, masked=False),
         "lookup": PromptLookupDrafter(min_ngram=1),
+        "suffix": SuffixDrafter(),
+        "suffix cascade": Cascade([SuffixDrafter(min_match=2, min_probability=0.4), ModelDrafter(draft)]),
         "cascade": Cascade([PromptLookupDrafter(min_ngram=2), ModelDrafter(draft)]),
         "forced": Cascade(),
     }

@@ -30,7 +30,16 @@ from torch import Tensor
 
 import agentspec.drafters.model
 import agentspec.speculative
-from agentspec import Batch, Draft, Drafter, PromptLookupDrafter, SamplingParams, Sequence, SpeculativeDecoder
+from agentspec import (
+    Batch,
+    Draft,
+    Drafter,
+    PromptLookupDrafter,
+    SamplingParams,
+    Sequence,
+    SpeculativeDecoder,
+    SuffixDrafter,
+)
 from agentspec.constraints import Walk
 from agentspec.dice import Acceptance, Dice, Role
 from agentspec.sampling import warp
@@ -101,7 +110,7 @@ def test_the_expected_law_is_not_vacuous(setting: str, task: Task) -> None:
         assert all(len(law) > 1 for law in laws)
 
 
-@pytest.mark.parametrize("drafter", [*DRAFTERS, "lookup in all rows"])
+@pytest.mark.parametrize("drafter", [*DRAFTERS, "lookup in all rows", "suffix in all rows"])
 def test_rows_of_a_batch_are_independent(drafter: str) -> None:
     """The joint law of two rows with other prompts, settings and grammars is the product of the laws of each alone."""
     grammar = TASKS["constrained"]
@@ -110,7 +119,9 @@ def test_rows_of_a_batch_are_independent(drafter: str) -> None:
         (dataclasses.replace(grammar, length=2), "temperature 0.7, top-k 2"),
     ]
     target, draft = table_models(grammar, seed=1)
-    known = {**drafters(target, draft), "lookup in all rows": PromptLookupDrafter(min_ngram=1, scope="engine")}
+    known = drafters(target, draft)
+    known["lookup in all rows"] = PromptLookupDrafter(min_ngram=1, scope="engine")
+    known["suffix in all rows"] = SuffixDrafter(scope="engine", memory=0)
     decoder = SpeculativeDecoder(target, known[drafter], gamma=1)
     joint = joint_law(decoder.round, [lambda row=row: row[0].start(row[1]) for row in rows], length=2)
     first, second = (task.plain(target, setting) for task, setting in rows)

@@ -1,0 +1,201 @@
+"""Where a text's endings occur: in one sequence, in its prompt, in finished outputs.
+
+For some lengths k, every k tokens lead to their latest occurrence, and every occurrence to the one before it. Such
+chains grow by a token, and lose their newest one again, in constant time.
+"""
+
+from __future__ import annotations
+
+import weakref
+from array import array
+from collections import deque
+from collections.abc import Iterable
+
+import numpy as np
+
+from agentspec.sequence import Sequence as TokenSequence
+
+SEPARATOR = -1
+"""Stands between texts that are kept in one array; equal to no token."""
+
+_GENERATIONS = 4  # the memory forgets in pieces of this part of it
+
+
+class Endings:
+    """Where in a text every sequence of some lengths ends, from the latest occurrence back.
+
+    Args:
+        lengths: of the sequences.
+        start: first position whose continuation counts.
+    """
+
+    def __init__(self, lengths: list[int], start: int = 0) -> None:
+        self._start = start
+        self.end = start  # positions before it are known
+        self._tables: list[tuple[int, dict[bytes, int], array[int]]] = [(n, {}, array("i")) for n in lengths]
+
+    def extend(self, ids: array[int], end: int, first: int = 0) -> None:
+        """Take in the positions up to ``end``; those before ``first`` are not to be found."""
+        for length, latest, earlier in self._tables:
+            begin = min(max(self.end, length, first), end)
+            earlier.extend([-1] * (begin - self.end))
+            for at, key in _keys(ids, length, begin, end):
+                earlier.append(latest.get(key, -1))
+                latest[key] = at
+        self.end = max(self.end, end)
+
+    def cut(self, ids: array[int], end: int) -> None:
+        """Forget the positions from ``end`` on, of the text that they were taken from."""
+        if end >= self.end:
+            return
+        for length, latest, earlier in self._tables:
+            for at, key in reversed(list(_keys(ids, length, max(end, length), self.end))):
+                if latest.get(key) == at:
+                    before = earlier[at - self._start]
+                    if before < 0:
+                        del latest[key]
+                    else:
+                        latest[key] = before
+            del earlier[end - self._start :]
+        self.end = end
+
+    def places(self, k: int, key: bytes, most: int) -> list[int]:
+        """Where the continuations of a sequence of the k-th length begin, latest first."""
+        _, latest, earlier = self._tables[k]
+        found: list[int] = []
+        at = latest.get(key, -1)
+        while at >= 0 and len(found) < most:
+            found.append(at)
+            at = earlier[at - self._start]
+        return found
+
+
+def _keys(ids: array[int], length: int, begin: int, end: int) -> Iterable[tuple[int, bytes]]:
+    """The positions from ``begin`` to ``end``, and for each the ``length`` tokens before it."""
+    size = ids.itemsize
+    data = ids[begin - length : end].tobytes() if begin < end else b""
+    return ((at, data[(at - begin) * size : (at - begin + length) * size]) for at in range(begin, end))
+
+
+class Text:
+    """What is known of one sequence: its tokens, and their endings, those of the prompt shared with its likes."""
+
+    def __init__(self, sequence: TokenSequence, prompt: Endings, lengths: list[int]) -> None:
+        self.owner = weakref.ref(sequence)
+        self.context = sequence.context  # not a copy: the last block is committed when the owner may be gone
+        self.prompt_length = sequence.prompt_length
+        self.ids = array("i", self.context[: self.prompt_length])
+        self.prompt = prompt
+        self.output = Endings(lengths, self.prompt_length)
+        self.is_kept = False  # in the memory
+        self.asked = (0, 0, 1.0)  # length of the context, tokens drafted, probability that these are accepted
+
+    def follow(self) -> None:
+        """Become the context: it grows by commits, and a stop string may take some tokens back."""
+        kept = min(len(self.ids), len(self.context))
+        while kept > self.prompt_length and self.ids[kept - 1] != self.context[kept - 1]:
+            kept -= 1
+        self.cut(kept)
+        if kept < len(self.context):
+            self.extend(self.context[kept:])
+
+    def extend(self, tokens: list[int]) -> None:
+        """Take in more tokens."""
+        self.ids.extend(tokens)
+        self.output.extend(self.ids, len(self.ids))
+
+    def cut(self, length: int) -> None:
+        """Back to this many tokens."""
+        self.output.cut(self.ids, length)
+        del self.ids[length:]
+
+    def probability_behind(self, drafted: int) -> float:
+        """That what was proposed earlier in this round is accepted; 1 where nothing was."""
+        length, until, probability = self.asked
+        return probability if length == len(self.ids) and drafted >= until else 1.0
+
+
+class Prompts:
+    """The endings of recent prompts: samples share them, and the next turn goes on from those of the last.
+
+    Args:
+        lengths: of the endings.
+        limit: most tokens of all prompts, but for the newest.
+    """
+
+    def __init__(self, lengths: list[int], limit: int) -> None:
+        self._lengths = lengths
+        self._limit = limit
+        self._known: list[_Prompt] = []  # oldest first
+
+    def endings(self, sequence: TokenSequence) -> Endings:
+        """Those of a sequence's prompt."""
+        ids = array("i", sequence.context[: sequence.prompt_length])
+        prompt = self._nearest(ids) or _Prompt(Endings(self._lengths))
+        self._known = [*(other for other in self._known if other is not prompt), prompt]
+        prompt.become(ids)
+        prompt.users.add(sequence)
+        while len(self._known) > 1 and sum(len(known.ids) for known in self._known) > self._limit:
+            del self._known[0]
+        return prompt.endings
+
+    def _nearest(self, ids: array[int]) -> _Prompt | None:
+        """The prompt that is this one, or that is mostly its beginning and in nobody's use."""
+        shared = [(_common(known.ids, ids), known) for known in self._known]
+        same = [known for n, known in shared if n == len(ids) == len(known.ids)]
+        begun = [(n, known) for n, known in shared if 2 * n > len(known.ids) and not known.is_used()]
+        return same[0] if same else max(begun, key=lambda item: item[0], default=(0, None))[1]
+
+
+class _Prompt:
+    """A prompt, its endings, and the sequences that read them."""
+
+    def __init__(self, endings: Endings) -> None:
+        self.ids = array("i")
+        self.endings = endings
+        self.users: weakref.WeakSet[TokenSequence] = weakref.WeakSet()
+
+    def is_used(self) -> bool:
+        """Whether a sequence that is not over reads it."""
+        return any(user.finish_reason is None for user in self.users)
+
+    def become(self, ids: array[int]) -> None:
+        """Keep what it has in common with these, and take in the rest."""
+        self.endings.cut(self.ids, _common(self.ids, ids))
+        self.endings.extend(ids, len(ids))
+        self.ids = ids
+
+
+def _common(a: array[int], b: array[int]) -> int:
+    """Length of the common beginning."""
+    n = min(len(a), len(b))
+    differs = np.asarray(a[:n]) != np.asarray(b[:n])
+    return int(differs.argmax()) if differs.any() else n
+
+
+class Memory:
+    """Finished outputs, in generations; the oldest of them is forgotten as a whole.
+
+    Args:
+        lengths: of the endings.
+        limit: most tokens kept.
+    """
+
+    def __init__(self, lengths: list[int], limit: int) -> None:
+        self._lengths = lengths
+        self._share = limit // _GENERATIONS
+        self.generations: deque[tuple[array[int], Endings]] = deque(maxlen=_GENERATIONS)
+
+    def keep(self, tokens: list[int], before: int) -> bool:
+        """Keep an output with ``before`` tokens of the prompt in front of it, for endings that begin in these; whether
+        there was anything to keep, and room. Of an output too long for a generation its end is kept."""
+        kept = [SEPARATOR, *tokens][-self._share :] if self._share else []
+        if len(tokens) <= before or not kept:
+            return False
+        if not self.generations or len(self.generations[-1][0]) + len(kept) > self._share:
+            self.generations.append((array("i"), Endings(self._lengths)))
+        ids, endings = self.generations[-1]
+        first = len(ids) + max(0, 1 + before - (1 + len(tokens) - len(kept)))
+        ids.extend(kept)
+        endings.extend(ids, len(ids), first)
+        return True

@@ -13,6 +13,8 @@ from agentspec.report.schema import Gain, Iteration, ModelCall, Phases, RunRecor
 BAR_CELLS = 40
 """Width of the waterfall."""
 
+ITERATIONS_PER_TABLE = 5
+
 COLOURS = {"model": "cyan", "tool": "yellow", "error": "red"}
 COUNTS: dict[str, Callable[[Step], int]] = {
     "prompt tokens": lambda step: step.prompt_tokens,
@@ -31,7 +33,7 @@ def show(run: RunRecord, console: Console | None = None) -> None:
 
 def view(run: RunRecord) -> RenderableType:
     """What is shown of a run."""
-    parts: list[RenderableType] = [_seconds_table(run)]
+    parts = _tables(run)
     if run.model_calls or run.tool_calls:
         parts += [Text(), waterfall(run)]
     if run.gain is not None:
@@ -43,15 +45,28 @@ def view(run: RunRecord) -> RenderableType:
     return Group(*parts)
 
 
-def _seconds_table(run: RunRecord) -> Table:
-    table = Table(title=f"{run.name or 'agent run'}: {run.total_s:.2f} s", title_justify="left", show_edge=False)
+def _tables(run: RunRecord) -> list[RenderableType]:
+    """The iterations side by side, so many in a table that it fits, and the whole run behind the last."""
+    size = ITERATIONS_PER_TABLE
+    numbered = list(enumerate(run.iterations, 1))
+    groups = [numbered[at : at + size] for at in range(0, len(numbered), size)] or [[]]
+    title = Text(f"{run.name or 'agent run'}: {run.total_s:.2f} s", style="bold")
+    tables: list[RenderableType] = [title]
+    for group in groups:
+        tables += [Text(), _table(group, run if group is groups[-1] else None)]
+    return tables
+
+
+def _table(numbered: Sequence[tuple[int, Iteration]], run: RunRecord | None) -> Table:
+    table = Table(show_edge=False)
     table.add_column("")
-    for number, iteration in enumerate(run.iterations, 1):
+    for number, iteration in numbered:
         table.add_column(f"iteration {number}" + _remark(iteration), justify="right")
-    table.add_column("run", justify="right")
-    columns: list[Iteration | RunRecord] = [*run.iterations, run]
-    calls = [[call for i in run.iterations for call in i.models], *(i.models for i in run.iterations)]
-    calls = [*calls[1:], calls[0]]
+    columns: list[Iteration | RunRecord] = [iteration for _, iteration in numbered]
+    if run is not None:
+        table.add_column("run", justify="right")
+        columns.append(run)
+    calls = [_models(column) for column in columns]
     table.add_row("model, s", *[_s(column.model_s) for column in columns])
     for phase in Phases.model_fields:
         table.add_row(f"  {_label(phase)}", *[_sum_of_phase(of, phase) for of in calls])
@@ -64,8 +79,14 @@ def _seconds_table(run: RunRecord) -> Table:
         table.add_row(label, *[_sum_of(of, count) for of in calls])
     table.add_row("accepted", *[_rate(of) for of in calls])
     table.add_row("tokens a round", *[_length(of) for of in calls])
-    table.add_row("tools", *["\n".join(tool.name for tool in column.tools) for column in columns])
+    table.add_row("tools", *[Text("\n".join(tool.name for tool in column.tools)) for column in columns])
     return table
+
+
+def _models(column: Iteration | RunRecord) -> list[ModelCall]:
+    """The agent's own model calls."""
+    iterations = column.iterations if isinstance(column, RunRecord) else [column]
+    return [call for iteration in iterations for call in iteration.models]
 
 
 def waterfall(run: RunRecord, cells: int = BAR_CELLS) -> Table:

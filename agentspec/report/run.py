@@ -113,6 +113,22 @@ class AgentRun:
 
         show(self.record)
 
+    def to_html(self, path: Path | str) -> None:
+        """Write the run as a page that needs nothing but itself.
+
+        Raises:
+            OSError: for a path that cannot be written.
+        """
+        from agentspec.report.html import write
+
+        write(self.record, Path(path))
+
+    def _repr_html_(self) -> str:
+        """The run as a notebook shows it."""
+        from agentspec.report.html import fragment
+
+        return fragment(self.record)
+
 
 def read_runs(path: Path | str) -> tuple[list[AgentRun], list[str]]:
     """The runs in a file, and what is wrong with its other lines, each by its number.

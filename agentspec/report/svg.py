@@ -1,0 +1,266 @@
+"""Drawings of a run as inline SVG: the waterfall of its calls, and the charts of its gain.
+
+Places and widths along the time axis are per cent of the run, so that a drawing fits any screen while its text keeps
+its size. Colours are classes of ``style.css``. All text is escaped here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from html import escape
+
+from agentspec.report.schema import Iteration, ModelCall, Phases, RunRecord, ToolCall
+
+LINE, BAR, INDENT, AXIS = 38, 10, 12, 20
+"""Pixels: of a call with its label, of its bar, of a call within a tool, of the axis."""
+
+LABEL = 90
+"""Most characters of a label, which is cut where the width ends; all of it is in the tooltip."""
+
+Interval = tuple[float, float]
+
+
+def words(text: object) -> str:
+    """Text that can stand anywhere in HTML and SVG: escaped, and without characters that neither may hold."""
+    told = "".join(sign if sign.isprintable() or sign in "\n\t" else "\N{REPLACEMENT CHARACTER}" for sign in str(text))
+    return escape(told, quote=True)
+
+
+def clock(seconds: float) -> str:
+    """Seconds for people: ``850 µs``, ``12.3 ms``, ``1.23 s``."""
+    if seconds < 0.001:
+        return f"{seconds * 1e6:.0f} µs"
+    return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def label_of(phase: str) -> str:
+    """Name of a phase for people: ``draft prefill``."""
+    return phase.removesuffix("_s").replace("_", " ")
+
+
+def swatch(kind: str) -> str:
+    """A square in the colour of a kind, for a legend."""
+    return f'<svg viewBox="0 0 12 12" aria-hidden="true"><rect class="{_class(kind)}" width="12" height="12"/></svg>'
+
+
+def totals(run: RunRecord) -> str:
+    """The run as one bar: model, tools, framework."""
+    parts = (("model", run.model_s), ("tool", run.tool_s), ("framework", run.framework_s))
+    drawn, at = [], 0.0
+    for kind, seconds in parts:
+        drawn.append(_rect("part", kind, at, seconds, run.total_s, 0, 14, f"{kind}: {clock(seconds)}"))
+        at += seconds
+    return _svg(14, "shares of model, tools and framework", drawn)
+
+
+def waterfall(run: RunRecord) -> str:
+    """A band per iteration, with what model, tools and framework had of it; under it its calls, and theirs."""
+    drawn: list[str] = []
+    y = AXIS
+    own = [*_own(run.iterations), *run.tools]
+    for number, (begin, seconds, calls) in enumerate(_slices(run), 1):
+        title = f"iteration {number}" if run.iterations else "run"
+        drawn += _band(run, own, begin, seconds, y, title)
+        y += LINE - 6
+        for depth, call in calls:
+            drawn += _call(call, depth, y, run.total_s)
+            y += LINE
+        y += 6
+    return _svg(y, "waterfall of the calls over time", [*_axis(run.total_s, y), *drawn])
+
+
+def share(part: float, whole: float) -> str:
+    """A bar of which ``part`` of ``whole`` is filled."""
+    rest = _rect("part", "rest", 0, whole, whole, 1, 10, "")
+    return _svg(12, f"{part:g} of {whole:g}", [rest, _rect("part", "accepted", 0, part, whole, 1, 10, "")])
+
+
+def histogram(rounds: Mapping[int, int]) -> str:
+    """Columns: rounds by the tokens that they emitted, from 0 or 1 to the most."""
+    lengths = range(min(1, *rounds), max(rounds) + 1)
+    most, step, height = max(rounds.values()), math.ceil(len(lengths) / 16), 96
+    drawn = []
+    for column, length in enumerate(lengths):
+        count, middle = rounds.get(length, 0), 100 * (column + 0.5) / len(lengths)
+        tall = height * count / most
+        if count:
+            tip = f"{count} rounds emitted {length} tokens"
+            drawn.append(_rect("part", "model", column + 0.12, 0.76, len(lengths), 16 + height - tall, tall, tip))
+            drawn.append(_text(f"{middle:.3f}%", 12 + height - tall, str(count), "quiet", "middle"))
+        if column % step == 0:
+            drawn.append(_text(f"{middle:.3f}%", height + 30, str(length), "quiet", "middle"))
+    base = f'<line class="grid" x1="0" x2="100%" y1="{height + 16}" y2="{height + 16}"/>'
+    return _svg(height + 36, "rounds by the tokens they emitted", [base, *drawn])
+
+
+def calls_within(
+    iterations: Sequence[Iteration], early: Sequence[ToolCall], depth: int = 0
+) -> Iterator[tuple[int, ModelCall | ToolCall]]:
+    """Calls by their beginning, each with the number of tools it is within, followed by the calls within it."""
+    for call in sorted([*early, *_own(iterations)], key=lambda call: call.start_s):
+        yield depth, call
+        if isinstance(call, ToolCall):
+            yield from calls_within(call.iterations, call.tools, depth + 1)
+
+
+def _own(iterations: Iterable[Iteration]) -> Iterator[ModelCall | ToolCall]:
+    """Calls of these iterations, not those within their tools."""
+    for iteration in iterations:
+        yield from iteration.models
+        yield from iteration.tools
+
+
+def _slices(run: RunRecord) -> Iterator[tuple[float, float, list[tuple[int, ModelCall | ToolCall]]]]:
+    """Beginning, seconds and calls of every iteration; of the whole run where there is none."""
+    if not run.iterations:
+        yield 0.0, run.total_s, list(calls_within((), run.tools))
+    for number, iteration in enumerate(run.iterations):
+        early = run.tools if number == 0 else ()
+        yield iteration.start_s, iteration.seconds, list(calls_within([iteration], early))
+
+
+def _band(
+    run: RunRecord, calls: Sequence[ModelCall | ToolCall], begin: float, seconds: float, y: int, title: str
+) -> list[str]:
+    """An iteration's own line: its name, its seconds, and its slice of the run by what it went into."""
+    end = begin + seconds
+    models = _union(_clipped((c for c in calls if isinstance(c, ModelCall)), begin, end))
+    tools = _without(_union(_clipped((c for c in calls if isinstance(c, ToolCall)), begin, end)), models)
+    gaps = _without([(begin, end)], _union([*models, *tools]))
+    drawn = [
+        f'<rect class="band" x="0" width="100%" y="{y}" height="{LINE - 10}" rx="3"/>',
+        _text("6", y + 14, title, "head"),
+        _text("100%", y + 14, clock(seconds), "head", "end", dx=-6),
+    ]
+    for kind, intervals in (("framework", gaps), ("tool", tools), ("model", models)):
+        for start, stop in intervals:
+            tip = f"{kind}: {clock(stop - start)}"
+            drawn.append(_rect("part", kind, start, stop - start, run.total_s, y + 20, 5, tip))
+    return drawn
+
+
+def _call(call: ModelCall | ToolCall, depth: int, y: int, total: float) -> list[str]:
+    """A call: a line of words, and below it its bar, split into phases where they are known."""
+    told, remark = _told(call)
+    bad = " bad" if call.error else ""
+    tip = told if call.error is None else f"{told}\n{call.error}"
+    kind = "error" if call.error else "tool" if isinstance(call, ToolCall) else "cached" if call.cached else "model"
+    indent = depth * INDENT
+    label = told if len(told) <= LABEL else f"{told[: LABEL - 1]}…"
+    drawn = [
+        f"<g><title>{words(f'{tip}, from {clock(call.start_s)} on')}</title>",
+        f'<svg y="{y}" width="68%" height="{LINE - BAR - 10}">',
+        _text("6", 13, f"{'↳ ' if depth else ''}{label}", bad.strip(), dx=indent),
+        "</svg>",
+        _text("100%", y + 13, f"{remark}{clock(call.seconds)}", f"quiet{bad}", "end", dx=-6),
+        _rect("call", kind, call.start_s, call.seconds, total, y + 20, BAR, ""),
+        "</g>",
+    ]
+    if isinstance(call, ModelCall):
+        drawn += _phases(call, y + 20, total)
+    return drawn
+
+
+def _phases(call: ModelCall, y: int, total: float) -> list[str]:
+    """Phases in the order of the schema, not of time; and a mark where the first token came."""
+    drawn, at = [], call.start_s
+    if call.phases is not None:
+        for phase in Phases.model_fields:
+            seconds = max(0.0, getattr(call.phases, phase))
+            if seconds:
+                tip = f"{label_of(phase)}: {clock(seconds)}"
+                drawn.append(_rect("phase", label_of(phase), at, seconds, total, y, BAR, tip))
+            at += seconds
+    if call.ttft_s is not None and not call.cached:
+        x = _percent(call.start_s + call.ttft_s, total)
+        tip = f"<title>first token after {clock(call.ttft_s)}</title>"
+        drawn.append(f'<line class="first" x1="{x}" x2="{x}" y1="{y - 2}" y2="{y + BAR + 2}">{tip}</line>')
+    return drawn
+
+
+def _told(call: ModelCall | ToolCall) -> tuple[str, str]:
+    """What is said of a call, and what stands before its seconds."""
+    remark = "failed · " if call.error else ""
+    if isinstance(call, ToolCall):
+        return f"{call.name}()", remark
+    tokens = sum(step.new_tokens for step in call.steps) or call.output_tokens
+    told = call.name if not tokens else f"{call.name} · {tokens} tokens"
+    if len(call.steps) > 1:
+        told += f", {len(call.steps)} samples"
+    return told, f"{remark}cached · " if call.cached else remark
+
+
+def _axis(total: float, height: int) -> list[str]:
+    """Lines at round times."""
+    drawn = []
+    step = _step(total)
+    for tick in range(int(total / step + 1e-9) + 1 if step else 1):
+        at = tick * step
+        x, share_of = _percent(at, total), at / total if total else 0.0
+        anchor = "start" if share_of < 0.05 else "end" if share_of > 0.93 else "middle"
+        drawn.append(f'<line class="grid" x1="{x}" x2="{x}" y1="{AXIS - 4}" y2="{height}"/>')
+        drawn.append(_text(x, AXIS - 8, f"{at:g} s", "quiet", anchor))
+    return drawn
+
+
+def _step(total: float) -> float:
+    """A round number of seconds, of which there are two to five in the run; 0 for a run that took no time."""
+    if total <= 0:
+        return 0.0
+    rough = total / 4
+    unit = 10.0 ** math.floor(math.log10(rough))
+    return float(f"{unit * max(n for n in (1, 2, 5) if n * unit <= rough):g}")
+
+
+def _clipped(calls: Iterable[ModelCall | ToolCall], begin: float, end: float) -> list[Interval]:
+    found = [(max(begin, call.start_s), min(end, call.end_s)) for call in calls]
+    return [(start, stop) for start, stop in found if start < stop]
+
+
+def _union(intervals: Iterable[Interval]) -> list[Interval]:
+    joined: list[Interval] = []
+    for start, stop in sorted(intervals):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], stop))
+        else:
+            joined.append((start, stop))
+    return joined
+
+
+def _without(intervals: Iterable[Interval], holes: Sequence[Interval]) -> list[Interval]:
+    """What is left of intervals beside holes; both disjoint and sorted."""
+    left = []
+    for start, stop in intervals:
+        for begin, end in holes:
+            if end > start and begin < stop:
+                if begin > start:
+                    left.append((start, begin))
+                start = max(start, end)
+        if start < stop:
+            left.append((start, stop))
+    return left
+
+
+def _svg(height: int, about: str, drawn: Iterable[str]) -> str:
+    return f'<svg class="chart" height="{height}" role="img" aria-label="{words(about)}">{"".join(drawn)}</svg>'
+
+
+def _rect(role: str, kind: str, at: float, seconds: float, total: float, y: float, height: float, tip: str) -> str:
+    title = f"<title>{words(tip)}</title>" if tip else ""
+    x, width = _percent(at, total), _percent(seconds, total)
+    place = f'x="{x}" width="{width}" y="{y:g}" height="{height:g}"'
+    return f'<rect class="{role} {_class(kind)}" {place}>{title}</rect>'
+
+
+def _text(x: str, y: float, text: str, kind: str, anchor: str = "start", dx: int = 0) -> str:
+    style = (f' class="{kind}"' if kind else "") + (f' dx="{dx}"' if dx else "")
+    return f'<text x="{x}" y="{y:g}" text-anchor="{anchor}"{style}>{words(text)}</text>'
+
+
+def _percent(part: float, whole: float) -> str:
+    return f"{100 * part / whole if whole > 0 else 0.0:.5f}%"
+
+
+def _class(kind: str) -> str:
+    return f"is-{kind.replace(' ', '-')}"

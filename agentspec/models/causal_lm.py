@@ -16,6 +16,7 @@ from agentspec.errors import ContextOverflowError, InvalidRequestError, ModelLoa
 from agentspec.models.attention import EAGER, LayerMasks, narrow_window, preferred_attention, set_attention
 from agentspec.models.kv_cache import RaggedKV
 from agentspec.models.loading import forward_keywords, load_module, longest_context, parse_dtype
+from agentspec.models.packing import pack_linears, packed_layers, packs
 
 SHORT_FEED = 32
 """Tokens up to which the feeds of several rows go padded through one forward; longer ones run row by row."""
@@ -91,11 +92,14 @@ class CausalLM:
         rows: int = 8,
         memory_budget_bytes: int | None = None,
         prefill_chunk: int = 512,
+        pack: bool | None = None,
     ) -> CausalLM:
         """Load a model from a directory or the hub: safetensors, or ``gguf_file`` within it.
 
         ``device`` defaults to CUDA where there is one; ``dtype`` to float32 on CPU and bfloat16 elsewhere. Pickled
         checkpoints and remote code are read only when asked for by ``allow_pickle`` and ``trust_remote_code``.
+        ``pack`` lays the weights out for oneDNN, which rounds otherwise than transformers' own layers (see
+        ``models/packing.py``); None does so where it can be done: float32 on a CPU.
 
         Raises ``ModelLoadError`` when there is no such model, weights are missing or pickled, or the model is refused.
         """
@@ -109,12 +113,9 @@ class CausalLM:
             allow_pickle=allow_pickle,
         )
         torch.nn.Module.to(model, target)
-        return cls(
-            model,
-            rows=rows,
-            memory_budget_bytes=memory_budget_bytes,
-            prefill_chunk=prefill_chunk,
-        )
+        if packs(pack, model):
+            pack_linears(model)
+        return cls(model, rows=rows, memory_budget_bytes=memory_budget_bytes, prefill_chunk=prefill_chunk)
 
     @property
     def vocab_size(self) -> int:
@@ -146,7 +147,8 @@ class CausalLM:
     @property
     def fingerprint(self) -> str:
         """Tells models of other sizes or types apart, as far as that matters for what a pass costs."""
-        return f"{type(self.model).__name__} {self.dtype} {self.model.config.to_json_string()}"
+        packed = packed_layers(self.model)
+        return f"{type(self.model).__name__} {self.dtype} {packed} packed {self.model.config.to_json_string()}"
 
     @property
     def end_tokens(self) -> frozenset[int]:

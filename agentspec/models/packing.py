@@ -1,0 +1,97 @@
+"""Linear layers whose weights are laid out for oneDNN, once: on the CPU, small blocks read them at memory speed.
+
+What torch does by default with a block of a few tokens (another kernel for nearly every width, of which some take twice
+as long as others) is 2 to 4 times slower on some machines. The layout is another; the numbers are the same, and sums
+over them differ in their last bits.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from agentspec.errors import ModelLoadError
+
+_WIDTH_HINT = 8  # tokens; the layout that is chosen for it is as good for others
+_TOLERANCE = 1e-4  # of the largest output
+
+
+class PackedLinear(nn.Module):
+    """``nn.Linear`` on float32 weights in oneDNN's layout.
+
+    Args:
+        linear: gives weight and bias; its weight is copied.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _WIDTH_HINT)
+        self.packed: Tensor
+        self.register_buffer("packed", packed, persistent=False)
+        self.bias = linear.bias
+
+    @property
+    def weight(self) -> Tensor:
+        """``[out_features, in_features]``: the weight in torch's own layout; a copy."""
+        dense: Tensor = self.packed.to_dense()
+        return dense
+
+    def forward(self, block: Tensor) -> Tensor:
+        """``[..., in_features]`` to ``[..., out_features]``."""
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(block, self.packed, self.bias, "none", [], "")
+        return out
+
+
+def packs(wanted: bool | None, model: PreTrainedModel) -> bool:
+    """Whether to pack: as wanted, or wherever it can be done.
+
+    Raises:
+        ModelLoadError: where it is wanted and cannot be done.
+    """
+    has_kernels = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")  # type: ignore[no-untyped-call]
+    can = model.device.type == "cpu" and model.dtype == torch.float32 and has_kernels
+    if wanted and not can:
+        raise ModelLoadError(
+            "Weights are packed in float32, on a CPU, by a torch with oneDNN; this model is in "
+            f"{model.dtype} on {model.device}. Leave pack out."
+        )
+    return can if wanted is None else wanted
+
+
+def packed_layers(model: nn.Module) -> int:
+    """How many layers are packed."""
+    return sum(isinstance(layer, PackedLinear) for layer in model.modules())
+
+
+def pack_linears(model: nn.Module) -> int:
+    """Replace the linear layers of ``model`` by packed ones; how many were. Weights that nobody else holds are freed.
+
+    A layer whose packed form computes something else stays as it is, and where the kernels fail all do: with one
+    warning, and the same results.
+    """
+    count = 0
+    for parent in list(model.modules()):
+        for name, layer in list(parent.named_children()):
+            if type(layer) is not nn.Linear:
+                continue
+            try:
+                packed = PackedLinear(layer)
+                is_same = _computes_the_same(packed, layer)
+            except Exception as error:  # private operators of torch: they may refuse in any way
+                warnings.warn(f"Weights could not be packed for oneDNN, decoding will be slower: {error}", stacklevel=2)
+                return count
+            if is_same:
+                setattr(parent, name, packed)
+                count += 1
+    return count
+
+
+@torch.inference_mode()
+def _computes_the_same(packed: PackedLinear, linear: nn.Linear) -> bool:
+    block = torch.randn(2, linear.in_features, generator=torch.Generator().manual_seed(0))
+    expected = linear(block)
+    return bool((packed(block) - expected).abs().max() <= _TOLERANCE * expected.abs().max())

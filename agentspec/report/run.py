@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from agentspec.report.files import append, read
 from agentspec.report.gain import measured_gain
 from agentspec.report.recorder import Recorder
 from agentspec.report.schema import Gain, Iteration, ModelCall, RunRecord, ToolCall
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
 
 
 class AgentRun:
@@ -122,6 +125,28 @@ class AgentRun:
         from agentspec.report.html import write
 
         write(self.record, Path(path))
+
+    def to_chrome_trace(self, path: Path | str) -> None:
+        """Write the run as a trace that Perfetto and chrome://tracing open.
+
+        Raises:
+            OSError: for a path that cannot be written.
+        """
+        from agentspec.report.trace import write
+
+        write(self.record, Path(path))
+
+    def to_otel(self, tracer: Tracer) -> None:
+        """Tell an OpenTelemetry tracer of the run, as spans of the GenAI conventions; needs the extra ``otel``.
+
+        A span that is current here becomes the parent of them all.
+
+        Raises:
+            ModuleNotFoundError: without the package ``opentelemetry-api``.
+        """
+        from agentspec.report.otel import tell
+
+        tell(self.record, tracer)
 
     def _repr_html_(self) -> str:
         """The run as a notebook shows it."""

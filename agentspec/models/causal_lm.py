@@ -17,6 +17,7 @@ from agentspec.models.attention import EAGER, LayerMasks, narrow_window, preferr
 from agentspec.models.kv_cache import RaggedKV
 from agentspec.models.loading import forward_keywords, load_module, longest_context, parse_dtype
 from agentspec.models.packing import pack_linears, packed_layers, packs
+from agentspec.threads import apart
 
 SHORT_FEED = 32
 """Tokens up to which the feeds of several rows go padded through one forward; longer ones run row by row."""
@@ -79,6 +80,7 @@ class CausalLM:
         self.kv.resize(rows=rows, budget_bytes=budget)
 
     @classmethod
+    @apart
     def from_pretrained(
         cls,
         name_or_path: str | os.PathLike[str],

@@ -21,6 +21,7 @@ import torch
 
 from agentspec.cache import DiskCache
 from agentspec.models import CachingModel, LanguageModel
+from agentspec.threads import apart
 
 WIDTHS = (1, 2, 3, 4, 5, 7, 9, 13, 17)
 """Tokens per row of the blocks that are measured."""
@@ -67,6 +68,7 @@ class PassCost:
         return {width: s for (r, width), s in self.seconds.items() if r == rows}
 
 
+@apart
 def measured(model: LanguageModel, cache: DiskCache | None = None) -> PassCost:
     """The cost table of a model: from the cache, where one of the same model, device and versions was measured before.
 

@@ -45,17 +45,16 @@ class Endings:
         self.end = max(self.end, end)
 
     def cut(self, ids: array[int], end: int) -> None:
-        """Forget the positions from ``end`` on, of the text that they were taken from."""
+        """Forget the positions from ``end`` on, of the text that all of them were taken from."""
         if end >= self.end:
             return
         for length, latest, earlier in self._tables:
             for at, key in reversed(list(_keys(ids, length, max(end, length), self.end))):
-                if latest.get(key) == at:
-                    before = earlier[at - self._start]
-                    if before < 0:
-                        del latest[key]
-                    else:
-                        latest[key] = before
+                before = earlier[at - self._start]
+                if before < 0:
+                    del latest[key]
+                else:
+                    latest[key] = before
             del earlier[end - self._start :]
         self.end = end
 
@@ -93,8 +92,6 @@ class Text:
     def follow(self) -> None:
         """Become the context: it grows by commits, and a stop string may take some tokens back."""
         kept = min(len(self.ids), len(self.context))
-        while kept > self.prompt_length and self.ids[kept - 1] != self.context[kept - 1]:
-            kept -= 1
         self.cut(kept)
         if kept < len(self.context):
             self.extend(self.context[kept:])

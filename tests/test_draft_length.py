@@ -284,12 +284,27 @@ def test_a_table_is_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.M
 
     def nothing(model: Any, budget_s: float = 0, **options: Any) -> dict[tuple[int, int], float]:
         asked.append({"budget_s": budget_s, **options})
-        return {(1, 1): first(1, 1) * 5, (1, 2): first(1, 2) / 5}
+        return {(1, 1): first(1, 1) * 1.4, (8, 17): first(8, 17) / 1.4}
 
     monkeypatch.setattr(agentspec.models.cost, "measure", nothing)
     second = measured(Model(), cache)
-    assert second.seconds == first.seconds | {(1, 2): first(1, 2) / 5}  # a busy second is forgotten, a quiet one is not
-    assert asked == [{"budget_s": 0.5, "shuffled": True}]
+    quieter = first.seconds | {(8, 17): first(8, 17) / 1.4}  # a busy second is forgotten, a quiet one is not
+    assert second.seconds == agentspec.models.cost._without_spikes(quieter)
+    assert [(how["budget_s"], set(how["known"])) for how in asked] == [(0.5, set(first.seconds))]
+
+
+def test_the_outline_is_measured_whatever_it_takes_and_what_is_missing_comes_first() -> None:
+    outline = {(r, w) for r in (1, 8) for w in (1, 5, 17)}
+    assert set(agentspec.models.cost.measure(TableModel(), budget_s=0)) == outline
+    known = outline - {(8, 5)}
+    assert set(agentspec.models.cost.measure(TableModel(), budget_s=0, known=known)) == {(8, 5)}
+    assert len(agentspec.models.cost.measure(TableModel(), budget_s=0, known=outline)) == 1
+    assert {(2, 3), (4, 13)} < set(agentspec.models.cost.measure(TableModel()))
+
+
+def test_a_busy_second_is_no_cost() -> None:
+    spiky = {(1, 1): 90.0, (1, 5): 3.0, (8, 1): 4.0, (8, 5): 6.0}
+    assert agentspec.models.cost._without_spikes(spiky) == spiky | {(1, 1): 4.5}
 
 
 def test_a_table_of_another_device_or_version_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

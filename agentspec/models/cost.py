@@ -14,7 +14,7 @@ import os
 import platform
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 
 import torch
@@ -30,6 +30,7 @@ _CONTEXT = 64  # tokens before a measured block
 _REPEATS = 3
 _FIRST_SECONDS, _AGAIN_SECONDS = 10.0, 0.5  # for one model; what is left out is interpolated
 _ENTRY_RATE, _LOAD_RATE = 0.02, 0.2  # by which one round moves an entry, and what all have in common
+_SPIKE = 1.5  # the most that a small block costs of a larger one
 _OUTLIER = 2.0  # a round that took longer than this multiple, or less than its inverse, counts as this
 
 
@@ -78,18 +79,19 @@ def measured(model: LanguageModel, cache: DiskCache | None = None) -> PassCost:
     if cache is None or key is None:
         return PassCost(measure(model))
     kept = _read(cache.get(key))
-    found = measure(model, _AGAIN_SECONDS if kept else _FIRST_SECONDS, shuffled=bool(kept))
+    found = measure(model, _AGAIN_SECONDS if kept else _FIRST_SECONDS, known=kept)
     entries = kept | {at: min(seconds, kept.get(at, seconds)) for at, seconds in found.items()}
     cache.set(key, json.dumps([[*at, s] for at, s in sorted(entries.items())]).encode())
-    return PassCost(entries)
+    return PassCost(_without_spikes(entries))
 
 
 def measure(
-    model: LanguageModel, budget_s: float = _FIRST_SECONDS, *, shuffled: bool = False
+    model: LanguageModel, budget_s: float = _FIRST_SECONDS, *, known: Collection[tuple[int, int]] = ()
 ) -> dict[tuple[int, int], float]:
     """``{(rows, width): seconds}``: the shortest of some passes each, as many as fit into ``budget_s`` seconds.
 
-    In order of importance, again and again, so that a busy second does not meet one entry alone; or ``shuffled``.
+    The outline of the table is measured in any case, then the rest of it; entries already ``known`` come last, in
+    another order every time. Everything is gone through again and again: a busy second shall not meet one entry alone.
     """
     began = time.perf_counter()
     found: dict[tuple[int, int], float] = {}
@@ -97,11 +99,11 @@ def measure(
     most, room = 8, _CONTEXT + longest
     if isinstance(model, CachingModel):
         most, room = model.max_rows, min(room, model.max_context)
-    grid = list(_grid(most, min(longest, room - 1)))
-    if shuffled:
-        random.shuffle(grid)
-    for rows, width in [*grid * _REPEATS]:
-        if found and time.perf_counter() - began > budget_s:
+    outline, grid = _grid(most, min(longest, room - 1))
+    again = random.sample(sorted(known), len(known))
+    needed, rest = ([at for at in cells if at not in known] for cells in (outline, grid))
+    for number, (rows, width) in enumerate([*needed, *[*rest, *again] * _REPEATS]):
+        if number >= max(1, len(needed)) and time.perf_counter() - began > budget_s:
             break
         contexts = _contexts(rows, room, model.vocab_size)
         model.next_logits([context[:-width] for context in contexts], [1] * rows)
@@ -112,12 +114,20 @@ def measure(
     return found
 
 
-def _grid(most_rows: int, longest: int) -> Iterator[tuple[int, int]]:
-    """What is measured: the coarse outline of it first."""
+def _without_spikes(entries: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:
+    """Entries far above that of a larger block are a machine that was busy, and nothing else."""
+    return {
+        (rows, width): min(s, *(_SPIKE * t for (r, w), t in entries.items() if r >= rows and w >= width))
+        for (rows, width), s in entries.items()
+    }
+
+
+def _grid(most_rows: int, longest: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """What is measured: the coarse outline of it, and all of it."""
     rows = sorted({1, most_rows} | {2**k for k in range(1, most_rows.bit_length()) if 2**k < most_rows})
     widths = [width for width in WIDTHS if width <= longest]
     outline = [(r, w) for r in (1, most_rows) for w in (1, 5, widths[-1]) if w in widths]
-    yield from dict.fromkeys([*outline, *((r, w) for r in rows for w in widths)])
+    return outline, [(r, w) for r in rows for w in widths]
 
 
 def _contexts(rows: int, length: int, vocab_size: int) -> list[list[int]]:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import io
+import runpy
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import pytest
@@ -21,6 +25,7 @@ from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
+from rich.console import Console
 from tiny import llama
 
 from agentspec import InvalidRequestError, LocalEngine, ModelDrafter, Request, SamplingParams, SpeculativeDecoder
@@ -370,6 +375,35 @@ def test_a_clock_can_be_given(made: Made) -> None:
     assert record.model_s + record.tool_s + record.framework_s == record.total_s
 
 
+async def test_every_way_to_ask_tells_how_far_it_has_come(made: Made) -> None:
+    model = made([(r"Hi", "one two one two one two one two")])
+    handler = LatencyHandler()
+    config: Any = {"callbacks": [handler]}
+    with track_latency():  # which is told too, and does not count tokens for the handler
+        model.invoke("Hi", config)
+        await model.ainvoke("Hi", config)
+        list(model.stream("Hi", config))
+        async for _ in model.astream("Hi", config):
+            pass
+    _, calls = handler.recorders[0].now()
+    models = [call for call in calls if call.kind == "model"]
+    assert [call.tokens for call in models] == [call.output_tokens for call in models]
+    assert len({call.output_tokens for call in models}) == 1
+    assert [call.streamed for call in models] == [False, False, True, True]
+    assert [call.acceptance_rate for call in models] == [call.steps[0].acceptance_rate for call in models]
+    assert models[0].acceptance_rate is not None
+
+
+def test_a_terminal_is_told_while_the_block_runs(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    terminal = functools.partial(Console, file=screen, force_terminal=True, width=80, _environ={"TERM": "xterm"})
+    monkeypatch.setattr("agentspec.report.live.Console", terminal)
+    with track_latency("shop", live=True) as run:
+        made([]).invoke("Hi")
+    assert "shop: " in screen.getvalue()
+    assert len(run.model_calls) == 1
+
+
 # What goes wrong
 
 
@@ -451,3 +485,30 @@ def test_an_error_is_not_hidden_by_the_budget() -> None:
 def test_budgets_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequestError, match="got"):
         track_latency(**wrong)
+
+
+# The benchmark
+
+
+def test_the_benchmark_of_the_account_runs(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path(__file__).resolve().parents[1] / "examples" / "benchmark" / "accounting.py"
+    benchmark = runpy.run_path(str(path))
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    function = {"name": "get_weather", "description": "The weather of a city.", "parameters": parameters}
+    script = {
+        "id": "1",
+        "tools": [{"type": "function", "function": function}],
+        "turns": [[{"role": "user", "content": "How is Paris?"}]],
+        "reference": [[{}]],
+        "results": [["sunny in Paris"]],
+    }
+    model = made([*WEATHER, (r"Hi", "one two one two one two one two")])
+    benchmark["estimates"](model, ["Hi", "Hi there"], 4, 1)
+    benchmark["scripts"](model, [script], None)
+    benchmark["cost"](model, "Hi", 2)
+    told = capsys.readouterr().out
+    assert "gamma 4, 2 prompts" in told
+    assert "1 agent scripts, 2 model calls" in told
+    assert "what the engine books" in told
+    run = RunRecord(began_at=0, total_s=4, model_s=1, tool_s=1, framework_s=1, idle_s=0)
+    assert benchmark["gaps"](run, 4.0)["parts and wall time"] == 0.25

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from agentspec.report.fold import Call, Kind, fold
@@ -48,22 +49,31 @@ class Recorder:
                 self._ended = self.clock()
                 self._calls[id] = Call(id, kind, name, self._ended, parent=parent, began_at=self._time_of_day(), **told)
 
-    def token(self, id: Any) -> None:
-        """A token of a model was told to callbacks."""
-        self._go_on(id, streamed=True)
+    def token(self, id: Any, tokens: int | None = None, acceptance_rate: float | None = None) -> None:
+        """Text of a model was told to callbacks; ``tokens`` is how many there are so far, one more where not known."""
+        with self._going_on(id) as call:
+            if call is not None:
+                call.streamed, call.acceptance_rate = True, acceptance_rate
+                call.tokens = call.tokens + 1 if tokens is None else tokens
 
     def progress(self, id: Any, tokens: int, acceptance_rate: float | None) -> None:
-        """A model has come some tokens further."""
-        self._go_on(id, tokens, acceptance_rate=acceptance_rate)
+        """A model that does not stream has come ``tokens`` further."""
+        with self._going_on(id) as call:
+            if call is not None:
+                call.tokens += tokens
+                call.acceptance_rate = acceptance_rate
 
-    def _go_on(self, id: Any, tokens: int = 0, **told: Any) -> None:
+    @contextmanager
+    def _going_on(self, id: Any) -> Iterator[Call | None]:
+        """The call that has a token now; None where it is over."""
         with self._lock:
             call = self._calls.get(id)
-            if call is not None and call.ended is None:
-                call.first_token = self.clock() if call.first_token is None else call.first_token
-                call.tokens += tokens
-                for name, value in told.items():
-                    setattr(call, name, value)
+            if call is None or call.ended is not None:
+                yield None
+                return
+            if call.first_token is None:
+                call.first_token = self.clock()
+            yield call
 
     def end(self, id: Any, error: str | None = None, **told: Any) -> None:
         """A call is over; ``told`` are further fields of ``Call``."""

@@ -19,7 +19,7 @@ from agentspec.report import AgentRun, Recorder
 from agentspec.report.budget import OnOverBudget, check_budget, expect_budget
 from agentspec.report.fold import Kind
 from agentspec.report.live import following
-from langchain_agentspec.events import answer, began
+from langchain_agentspec.events import CountedChunk, answer, began
 
 _tracker: ContextVar[LatencyHandler | None] = ContextVar("agentspec_latency", default=None)
 
@@ -53,9 +53,13 @@ class LatencyHandler(BaseCallbackHandler):
         self._begin(run_id, "model", serialized, kwargs)
 
     def on_llm_new_token(self, token: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """A model goes on."""
+        """A model goes on; those of agentspec say how far it has come."""
+        chunk = kwargs.get("chunk")
         for recorder in self.recorders:
-            recorder.token(run_id)
+            if isinstance(chunk, CountedChunk):
+                recorder.token(run_id, chunk.tokens_so_far, chunk.acceptance_rate)
+            else:
+                recorder.token(run_id)
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         """A model is done; what it says of its steps is kept."""

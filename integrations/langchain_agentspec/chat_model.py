@@ -207,7 +207,7 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
         call = self._prepare_stream(messages, stop, kwargs)
         maker = call.makers()[0]
         with core_errors():
-            for delta in map(follower(run_manager), call.engine.stream(call.request)):
+            for delta in call.engine.stream(call.request):
                 yield from shown(maker, expect_valid(delta))
 
     async def _agenerate(
@@ -233,11 +233,11 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
         call = await asyncio.to_thread(self._prepare_stream, messages, stop, kwargs)
-        maker, tell = call.makers()[0], follower(run_manager)
+        maker = call.makers()[0]
         with core_errors():
             async with aclosing(call.engine.astream(call.request)) as deltas:
                 async for delta in deltas:
-                    for chunk in shown(maker, expect_valid(tell(delta))):
+                    for chunk in shown(maker, expect_valid(delta)):
                         yield chunk
 
     def _prepare_stream(self, messages: list[BaseMessage], stop: list[str] | None, kwargs: dict[str, Any]) -> Prepared:

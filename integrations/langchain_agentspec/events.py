@@ -6,11 +6,18 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from langchain_core.messages import AIMessage
-from langchain_core.outputs import ChatGeneration, Generation, LLMResult
-from pydantic import ValidationError
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, Generation, LLMResult
+from pydantic import Field, ValidationError
 
 from agentspec.report import Step
 from agentspec.report.fold import Kind
+
+
+class CountedChunk(ChatGenerationChunk):
+    """A chunk that says to callbacks how far its message has come; what chunks add up to does not."""
+
+    tokens_so_far: int = Field(default=0, exclude=True)
+    acceptance_rate: float | None = Field(default=None, exclude=True)
 
 
 def began(kind: Kind, serialized: Mapping[str, Any] | None, told: Mapping[str, Any]) -> dict[str, Any]:

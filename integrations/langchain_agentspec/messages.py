@@ -106,6 +106,11 @@ class ChunkMaker:
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
 
+    @property
+    def tokens(self) -> int:
+        """Tokens of the message so far."""
+        return len(self._tokens)
+
     def chunk(self, delta: Delta) -> AIMessageChunk:
         """The chunk of one delta; the last one carries calls, usage and metadata."""
         self._logprobs += delta.logprobs

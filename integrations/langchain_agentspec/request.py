@@ -13,6 +13,7 @@ from langchain_core.outputs import ChatGenerationChunk
 
 from agentspec import Delta, LocalEngine, Request
 from agentspec.chat import ChatFormat, Parser
+from langchain_agentspec.events import CountedChunk
 from langchain_agentspec.forms import chosen_tools, final_schema
 from langchain_agentspec.messages import ChunkMaker, to_chat
 from langchain_agentspec.settings import decoding, sampling
@@ -113,4 +114,9 @@ def shown(maker: ChunkMaker, delta: Delta) -> Iterator[ChatGenerationChunk]:
     message = maker.chunk(delta)
     if message.content or message.additional_kwargs or message.chunk_position == "last":
         info = {"finish_reason": message.response_metadata["finish_reason"]} if message.chunk_position else None
-        yield ChatGenerationChunk(message=message, generation_info=info)
+        yield CountedChunk(
+            message=message,
+            generation_info=info,
+            tokens_so_far=maker.tokens,
+            acceptance_rate=delta.so_far.acceptance_rate if delta.so_far else None,
+        )

@@ -40,6 +40,10 @@ class DraftLength(ABC):
         and the seconds from the end of drafting to the end of the round."""
         return
 
+    def remarks(self) -> tuple[str, ...]:
+        """What a user should know of the drafts: of a draft model that does not pay, say."""
+        return ()
+
 
 class Fixed(DraftLength):
     """The same gamma for every row, but for rows whose request names its own. Never past the row's last token.
@@ -108,6 +112,23 @@ class Auto(DraftLength):
                 if token != came:
                     break
 
+    def remarks(self) -> tuple[str, ...]:
+        """Of each draft model that one sequence by itself is better off without, and why."""
+        found = []
+        for name, cost in self.drafts.items():
+            rate, share = self.acceptance.overall(name, 0), cost(1, 1) / self.target(1, 1)
+            if share >= 1:
+                found.append(
+                    f"The draft model of {name!r} is no cheaper than the target: a pass takes {share:.2f} times as long. "
+                    "It is left out; choose a smaller one."
+                )
+            elif not self._paying_width(name, [rate]):
+                found.append(
+                    f"The draft model of {name!r} does not pay and is left out: {rate:.0%} of its tokens are accepted, "
+                    f"and a pass takes {share:.2f} of the target's."
+                )
+        return tuple(found)
+
     def _chances(self, row: int, sequence: TokenSequence, draft: Draft) -> list[float]:
         """The chance of each drafted token to be reached and accepted."""
         sources, evidence, _ = _told(draft, row)
@@ -116,11 +137,14 @@ class Auto(DraftLength):
 
     def _to_draw(self, name: str, batch: Batch) -> int:
         """How many tokens of a draft model pay; where none do, one is tried now and then."""
-        rates = [self.acceptance(s, name, 0) for s in batch.sequences]
-        gains = [list(accumulate([rate] * self.longest, mul)) for rate in rates]
-        step = self.drafts[name](len(batch), 1)
-        width = best_width(gains, lambda rows, width: self.target(rows, width) + (width - 1) * step)
+        width = self._paying_width(name, [self.acceptance(s, name, 0) for s in batch.sequences])
         return width or int(self._rounds % _RETRY == _RETRY - 1)
+
+    def _paying_width(self, name: str, rates: Sequence[float]) -> int:
+        """How many tokens of a draft model pay where each row accepts them at its own rate."""
+        chances = [list(accumulate([rate] * self.longest, mul)) for rate in rates]
+        step = self.drafts[name](len(rates), 1)
+        return best_width(chances, lambda rows, width: self.target(rows, width) + (width - 1) * step)
 
 
 _RETRY = 64  # rounds from one try to the next of a draft model that does not pay

@@ -244,6 +244,18 @@ def test_a_draft_model_that_never_pays_is_tried_now_and_then() -> None:
     assert 0 < sum(drafted) <= len(drafted) // 40
 
 
+def test_a_draft_model_that_does_not_pay_is_told() -> None:
+    target = Known({(1, 1): 10.0, (1, 17): 20.0})
+    larger = Auto(target, {"model": Known({(1, 1): 15.0})})
+    assert "1.50 times as long" in larger.remarks()[0]
+    good = Auto(target, {"model": Known({(1, 1): 1.0})})
+    assert good.remarks() == ()
+    for _ in range(200):
+        good.acceptance.learn(Sequence([1]), "model", 0, False)
+    assert "0.10 of the target's" in good.remarks()[0]
+    assert Auto(target).remarks() == ()
+
+
 # Costs
 
 

@@ -12,11 +12,16 @@ import asyncio
 import json
 import re
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from langchain.agents import create_agent
 from langchain_core.messages import HumanMessage
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from agent_loop import PRICES, RATES, convert_dollars, get_price, keep_course, list_items
 
 from agentspec.dice import sample_seed
 from langchain_agentspec import ChatAgentSpec, SelfConsistency
@@ -46,7 +51,7 @@ def samples(model: ChatAgentSpec, together: bool) -> tuple[int, float]:
     return tokens_of(answers), time.perf_counter() - started
 
 
-def agents(model: ChatAgentSpec, together: bool) -> tuple[int, float]:
+def conversations(model: ChatAgentSpec, together: bool) -> tuple[int, float]:
     """Tokens and seconds of ``K`` conversations with other questions."""
     questions = [f"Write a short story about lamp number {i}." for i in range(K)]
 
@@ -58,9 +63,27 @@ def agents(model: ChatAgentSpec, together: bool) -> tuple[int, float]:
     return tokens_of(answers), time.perf_counter() - started
 
 
+def tool_loops(model: ChatAgentSpec, together: bool) -> tuple[int, float]:
+    """Tokens and seconds of ``K`` agents with tools: two calls each, and an answer."""
+    questions = [f"What does the {item} cost in {currency}?" for item in PRICES for currency in RATES][:K]
+    agent: Any = create_agent(model, tools=[get_price, convert_dollars, list_items], middleware=[keep_course])
+
+    async def ask() -> list[Any]:
+        return await asyncio.gather(*(agent.ainvoke({"messages": [("user", question)]}) for question in questions))
+
+    started = time.perf_counter()
+    runs = asyncio.run(ask()) if together else [agent.invoke({"messages": [("user", q)]}) for q in questions]
+    return tokens_of([m for run in runs for m in run["messages"] if m.type == "ai"]), time.perf_counter() - started
+
+
 def throughput(model: ChatAgentSpec, repeats: int) -> None:
     """Print how many times faster the engine is with everything at once."""
-    for name, play in ((f"{K} samples of one prompt", samples), (f"{K} conversations", agents)):
+    workloads = {
+        f"{K} samples of one prompt": samples,
+        f"{K} conversations": conversations,
+        f"{K} agents with tools": tool_loops,
+    }
+    for name, play in workloads.items():
         play(model, True)
         ratios, rates = [], []
         for _ in range(repeats):

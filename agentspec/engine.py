@@ -16,6 +16,7 @@ from agentspec.detokenizer import Detokenizer
 from agentspec.dice import Acceptance, fresh_seed, sample_seed
 from agentspec.errors import ContextOverflowError, InvalidRequestError
 from agentspec.job import Delta, Job
+from agentspec.metrics import EngineMetrics
 from agentspec.models import CachingModel, PaddedModel, max_context
 from agentspec.models import end_tokens as model_end_tokens
 from agentspec.request import Completion, Request
@@ -152,6 +153,10 @@ class LocalEngine:
                 yield delta
         finally:
             job.cancel()
+
+    def metrics(self) -> EngineMetrics:
+        """What this engine did since it was made; see ``agentspec.report.prometheus``. From any thread."""
+        return self._scheduler.metrics()
 
     def close(self) -> None:
         """End the worker thread; requests on their way end with ``EngineClosedError``. May be called again."""

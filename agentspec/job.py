@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from agentspec.drafters import Drafter
 from agentspec.errors import RequestTimeoutError
+from agentspec.metrics import Meter, outcome_of
 from agentspec.models import cached_tokens
 from agentspec.models.cost import PassCost
 from agentspec.sequence import FinishReason, Sequence, TokenLogprob
@@ -64,6 +65,9 @@ class Job:
         self.members = [Member(self, index, sequence) for index, sequence in enumerate(sequences)]
         self._emit = emit
         self.is_over = False
+        self.meter = Meter()  # the scheduler's own, once the job is submitted
+        self._unfinished = len(self.members)
+        self._is_counted = False
 
     def cancel(self) -> None:
         """Nobody waits any more: the sequences leave before the next round. May be called from any thread."""
@@ -81,9 +85,23 @@ class Job:
 
     def fail(self, error: BaseException) -> None:
         """End the request with an error."""
+        self.count("cancelled" if self.is_over else outcome_of(error))
         if not self.is_over:
             self.send(error)
         self.is_over = True
+
+    def count(self, outcome: str) -> None:
+        """Count the request, once."""
+        if not self._is_counted:
+            self.meter.add_request(outcome)
+        self._is_counted = True
+
+    def count_sample(self, reason: FinishReason) -> None:
+        """Count a sample that is done, and the request with its last one."""
+        self.meter.add_sample(reason)
+        self._unfinished -= 1
+        if not self._unfinished:
+            self.count("completed")
 
     def send(self, item: Delta | BaseException) -> None:
         """Hand over; a receiver that is gone (its event loop closed, say) cancels the job, and nobody else."""
@@ -115,7 +133,9 @@ class Member:
 
     def leave_queue(self) -> None:
         """Its turn has come."""
-        self.stats.seconds["queue_s"] += time.perf_counter() - self._queued
+        waited = time.perf_counter() - self._queued
+        self.stats.seconds["queue_s"] += waited
+        self.job.meter.add_seconds(queue_s=waited)
 
     def return_to_queue(self) -> None:
         """Others need the place more; what the models have cached of it may be lost."""
@@ -133,11 +153,14 @@ class Member:
         if not self._is_known:
             self.stats.cached_tokens, self._is_known = cached, True
             self.stats.draft_cached_tokens = _draft_cached_tokens(decoder, context)
+            self.job.meter.add_prompt(self.stats.prompt_tokens, cached)
         self._read = min(len(context), max(cached, self._read) + tokens)  # a model without a cache knows nothing of it
         of_draft = decoder.prefill([context[: self._read]])["draft_prefill_s"]
         self.is_ready = self._read == len(context)
+        of_target = time.perf_counter() - started - of_draft
         self.stats.seconds["draft_prefill_s"] += of_draft
-        self.stats.seconds["prefill_s"] += time.perf_counter() - started - of_draft
+        self.stats.seconds["prefill_s"] += of_target
+        self.job.meter.add_seconds(prefill_s=of_target, draft_prefill_s=of_draft)
         self._cost = getattr(decoder.draft_length, "target", None)
         return self._read - cached
 
@@ -153,6 +176,8 @@ class Member:
         self.stats.ended_at = time.time()
         if finished and self._cost is not None:
             self.stats.plain_pass_s = _plain_pass_s(self.stats, self._cost)
+        if sequence.finish_reason is not None:
+            self.job.count_sample(sequence.finish_reason)
         self.job.send(
             Delta(
                 self.index,

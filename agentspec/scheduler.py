@@ -16,6 +16,7 @@ from collections import Counter
 
 from agentspec.errors import EngineClosedError, InvalidRequestError
 from agentspec.job import Job, Member
+from agentspec.metrics import EngineMetrics, Meter
 from agentspec.sequence import Batch
 from agentspec.speculative import SpeculativeDecoder
 from agentspec.stats import RoundStats
@@ -37,6 +38,7 @@ class Scheduler:
         self._wake = threading.Condition()
         self._waiting: list[Member] = []
         self._running: list[Member] = []
+        self._meter = Meter()
         self._closed = False
         self._why_closed = "The engine is closed; make a new one to go on."
         self._thread: threading.Thread | None = None
@@ -56,11 +58,17 @@ class Scheduler:
         with self._wake:
             if self._closed:
                 raise EngineClosedError(self._why_closed)
+            job.meter = self._meter
             self._waiting.extend(job.members)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="agentspec", daemon=True)
                 self._thread.start()
             self._wake.notify()
+
+    def metrics(self) -> EngineMetrics:
+        """What was done so far; may be called from any thread."""
+        with self._wake:
+            return self._meter.read(len(self._running), len(self._waiting), self._max_running)
 
     def close(self) -> None:
         """End the worker after the round in progress; requests still on their way get ``EngineClosedError``."""
@@ -101,15 +109,23 @@ class Scheduler:
             sorted(ready, key=lambda m: m.sequence.acceptance), key=lambda m: m.sequence.acceptance
         ):
             self._round(list(group))
+        self._count_cancelled(self._running)
         self._running = [m for m in self._running if m.sequence.finish_reason is None and not m.job.is_over]
 
     def _let_go(self) -> None:
         """Of all whose time is up or whom nobody waits for any more."""
         for member in [*self._running, *self._waiting]:
             member.job.expire()
+        self._count_cancelled([*self._running, *self._waiting])
         self._running = [m for m in self._running if not m.job.is_over]
         with self._wake:
             self._waiting = [m for m in self._waiting if not m.job.is_over]
+
+    @staticmethod
+    def _count_cancelled(members: list[Member]) -> None:
+        for member in members:
+            if member.job.is_over:
+                member.job.count("cancelled")
 
     def _share(self) -> None:
         """Take places from a job that has twice its share, for jobs that have none."""
@@ -164,6 +180,7 @@ class Scheduler:
         lengths = [m.sequence.length for m in members]
         try:
             stats: RoundStats = self._decoder.round(Batch([m.sequence for m in members], self._decoder.device))
+            self._meter.add_round(stats)
             for member, row in zip(members, stats.rows, strict=True):
                 member.stats.add_round(row, stats.seconds, stats.width)
                 member.tell()

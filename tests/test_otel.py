@@ -99,6 +99,7 @@ def test_a_model_call_tells_what_the_conventions_ask_for(collector: Collector) -
     assert about["agentspec.drafter.lookup.accepted"] == 5
     assert about["agentspec.gain.estimated"] is True
     assert about["agentspec.iteration"] == 1
+    assert "gen_ai.response.time_to_first_chunk" not in about  # it was not streamed
 
 
 def test_latencies_have_the_keys_of_vllm_and_add_up(collector: Collector) -> None:

@@ -16,7 +16,7 @@ MODULES = sorted([*(ROOT / "agentspec").rglob("*.py"), *(ROOT / "integrations").
 # From the ground up; a module may import from its own storey and from those below.
 STOREYS = [
     {"agentspec.errors", "agentspec.detokenizer", "agentspec.stats", "agentspec.cache", "agentspec.threads"},
-    {"agentspec.calls", "agentspec.theory"},
+    {"agentspec.calls", "agentspec.theory", "agentspec.metrics"},
     {"agentspec.grammar"},
     {"agentspec.sampling", "agentspec.dice"},
     {"agentspec.sequence", "agentspec.models"},

@@ -1,0 +1,135 @@
+"""What an engine did since it was made: counters that only grow, and who is on their way right now.
+
+Everything is counted when it happens: tokens and seconds with their round, a request before its caller hears of its
+end. Seconds of a round count once, however many requests shared it: these are seconds of the machine, but for
+``queue_s``, which are seconds waited.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from agentspec.errors import EngineClosedError, RequestTimeoutError
+from agentspec.stats import FORCED, RoundStats
+
+OUTCOMES = ("completed", "failed", "timeout", "cancelled", "closed")
+"""How a request ends: with all its samples, with an error, after its time was up, because nobody waited any more, or
+with its engine."""
+
+
+@dataclass(frozen=True)
+class EngineMetrics:
+    """An engine's counters at one moment.
+
+    Args:
+        requests: by outcome (``OUTCOMES``). Requests that were refused before they started are not among them.
+        samples: finished ones, by finish reason.
+        prompt_tokens: of all samples that began.
+        cached_tokens: of them, tokens that the target had computed before.
+        generated_tokens: emitted by rounds.
+        drafted: tokens by the name of their drafter; ``forced`` are those that a grammar left no choice about.
+        accepted: of them, tokens accepted.
+        seconds: by phase.
+        rounds: of speculative decoding; each is a pass of the target.
+        rows: sequences in all rounds together: over ``rounds``, the mean batch.
+        running: sequences that have a place now.
+        waiting: sequences that wait for one now.
+        max_running: places.
+    """
+
+    requests: Mapping[str, int]
+    samples: Mapping[str, int]
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    drafted: Mapping[str, int]
+    accepted: Mapping[str, int]
+    seconds: Mapping[str, float]
+    rounds: int
+    rows: int
+    running: int
+    waiting: int
+    max_running: int
+
+    @property
+    def forced_tokens(self) -> int:
+        """Tokens that a grammar left no choice about."""
+        return self.accepted.get(FORCED, 0)
+
+
+class Meter:
+    """Counts for ``EngineMetrics``; written by the worker thread, read from any."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._requests = Counter(dict.fromkeys(OUTCOMES, 0))
+        self._samples: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()
+        self._drafted: Counter[str] = Counter()
+        self._accepted: Counter[str] = Counter()
+        self._seconds: dict[str, float] = {}
+
+    def add_prompt(self, tokens: int, cached: int) -> None:
+        """A sample begins."""
+        with self._lock:
+            self._counts.update(prompt_tokens=tokens, cached_tokens=cached)
+
+    def add_seconds(self, **phases: float) -> None:
+        """Time that was spent outside of rounds."""
+        with self._lock:
+            self._add(phases)
+
+    def add_round(self, stats: RoundStats) -> None:
+        """A round was played."""
+        with self._lock:
+            self._counts.update(
+                rounds=1, rows=len(stats.rows), generated_tokens=sum(row.committed for row in stats.rows)
+            )
+            for row in stats.rows:
+                self._drafted.update(row.drafted)
+                self._accepted.update(row.accepted)
+            self._add(stats.seconds)
+
+    def add_sample(self, finish_reason: str) -> None:
+        """A sample is done."""
+        with self._lock:
+            self._samples[str(finish_reason)] += 1
+
+    def add_request(self, outcome: str) -> None:
+        """A request is over."""
+        with self._lock:
+            self._requests[outcome] += 1
+
+    def read(self, running: int = 0, waiting: int = 0, max_running: int = 0) -> EngineMetrics:
+        """The counters, all of one moment."""
+        with self._lock:
+            return EngineMetrics(
+                dict(self._requests),
+                dict(self._samples),
+                drafted=dict(self._drafted),
+                accepted=dict(self._accepted),
+                seconds=dict(self._seconds),
+                running=running,
+                waiting=waiting,
+                max_running=max_running,
+                **{name: self._counts[name] for name in _COUNTS},
+            )
+
+    def _add(self, phases: Mapping[str, float]) -> None:
+        for phase, seconds in phases.items():
+            self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
+
+
+_COUNTS = [field.name for field in dataclasses.fields(EngineMetrics) if field.name.endswith("_tokens")]
+_COUNTS += ["rounds", "rows"]
+
+
+def outcome_of(error: BaseException) -> str:
+    """The outcome of a request that an error ended."""
+    if isinstance(error, RequestTimeoutError):
+        return "timeout"
+    return "closed" if isinstance(error, EngineClosedError) else "failed"

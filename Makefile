@@ -8,7 +8,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format clean
+.PHONY: help setup demo bench test lint format clean
 
 help: ## list these targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -27,6 +27,10 @@ $(INSTALLED): pyproject.toml
 demo: setup ## fetch the embedded model and run an agent on it
 	@$(BIN)/python -m agentspec.embedded
 	@$(BIN)/python examples/agent_loop.py
+
+bench: setup ## compare with transformers and others on the embedded model; ARGS="--quick"
+	@$(BIN)/python -m agentspec.embedded
+	@$(BIN)/python examples/benchmark/peers.py $(ARGS)
 
 test: setup ## run the tests; ARGS="-k name" passes options to pytest
 	@$(BIN)/python -m agentspec.embedded

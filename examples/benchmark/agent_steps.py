@@ -18,50 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from generate_peer import constrained
 
 from agentspec import LocalEngine, Request
-from agentspec.constraints import Matcher, compiler
+from agentspec.constraints import compiler
 from agentspec.pairs import PairSpec, load_engine
 
 DEMO = Path(__file__).resolve().parents[1] / "agent_loop.py"
-
-
-class Follower:
-    """Keeps a matcher level with the ids that ``generate`` has emitted."""
-
-    def __init__(self, matcher: Matcher, prompt_length: int) -> None:
-        self._matcher, self._seen = matcher, prompt_length
-
-    def follow(self, input_ids: torch.Tensor) -> Matcher:
-        for token in input_ids[0, self._seen :].tolist():
-            self._matcher.advance(token)
-        self._seen = input_ids.shape[1]
-        return self._matcher
-
-
-class Masks(LogitsProcessor):  # type: ignore[misc]
-    """The masks that agentspec uses, for ``generate``."""
-
-    def __init__(self, follower: Follower, end_token: int) -> None:
-        self._follower, self._end_token = follower, end_token
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        matcher = self._follower.follow(input_ids)
-        allowed = matcher.allowed()
-        allowed[self._end_token] = matcher.is_complete()
-        return scores.masked_fill(~allowed, -torch.inf)
-
-
-class GrammarIsOver(StoppingCriteria):  # type: ignore[misc]
-    """Ends ``generate`` where agentspec ends: when nothing may follow."""
-
-    def __init__(self, follower: Follower) -> None:
-        self._follower = follower
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        matcher = self._follower.follow(input_ids)
-        return torch.tensor([matcher.is_complete() and not bool(matcher.allowed().any())])
 
 
 def record(engine: LocalEngine) -> list[Request]:
@@ -95,11 +58,8 @@ def by_generate(engine: LocalEngine) -> Callable[[Request], list[int]]:
         ids = torch.tensor([request.prompt])
         options: dict[str, Any] = {}
         if request.grammar is not None:
-            follower = Follower(grammars.matcher(request.grammar), len(request.prompt))
-            options = {
-                "logits_processor": LogitsProcessorList([Masks(follower, engine.tokenizer.eos_token_id)]),
-                "stopping_criteria": StoppingCriteriaList([GrammarIsOver(follower)]),
-            }
+            matcher = grammars.matcher(request.grammar)
+            options = constrained(matcher, len(request.prompt), engine.tokenizer.eos_token_id)
         out = target.model.generate(
             ids,
             attention_mask=torch.ones_like(ids),

@@ -155,6 +155,22 @@ def test_a_retry_is_the_same_iteration_and_so_are_calls_of_one_node() -> None:
         assert [[call.error for call in i.models] for i in run.iterations] == [["TimeoutError()", None], [None]]
 
 
+def test_calls_made_at_once_are_one_iteration_but_agents_beside_each_other_are_not() -> None:
+    for parents, count in ((("x", "x"), 1), ((None, None), 1), (("x", "y"), 2)):
+        run = recorded(
+            (0, "begin", "m1", "model", "llm", {"parent": parents[0]}),
+            (1, "begin", "m2", "model", "llm", {"parent": parents[1]}),
+            (3, "end", "m1"),
+            (4, "end", "m2"),
+            (4, "begin", "m3", "model", "llm", {"parent": parents[0]}),
+            (6, "end", "m3"),
+            (6, "close"),
+        )
+        assert len(run.iterations) == count + 1  # one behind the other is another
+        assert run.iterations[0].models[0].end_s == 3
+        assert run.model_s == 6
+
+
 def test_a_node_that_loops_by_itself_has_an_iteration_for_every_turn() -> None:
     told = {"task": "agent:1"}
     run = recorded(

@@ -135,6 +135,22 @@ def test_an_empty_run_can_be_shown() -> None:
     assert "agent run" in shown(recorder.record())
 
 
+def test_phases_of_calls_that_overlap_are_explained() -> None:
+    clock = Clock()
+    recorder = Recorder(clock=clock)
+    for number in range(2):
+        recorder.begin(number, "model", "llm")
+    clock.seconds = 1.0
+    for number in range(2):
+        recorder.end(number, steps=[step(1.0)])
+    recorder.close()
+    text = shown(recorder.record())
+    assert rows(text)["verify"] == ["1.000", "1.000"]
+    assert rows(text)["model, s"] == ["1.000", "1.000"]
+    assert "model calls overlapped" in text
+    assert "model calls overlapped" not in shown(example().record())
+
+
 def test_long_runs_are_shown_in_tables_that_fit() -> None:
     clock = Clock()
     recorder = Recorder(clock=clock)

@@ -124,15 +124,22 @@ class _Fold:
         return iterations, [self._tool(call) for call in early]
 
     def _turns(self, models: Sequence[Call], tools: Sequence[Call]) -> list[_Turn]:
-        """Model nodes: calls of one execution of a node, and retries, stand together while no tool comes between."""
+        """Model nodes: what belongs together stands together, while no tool comes between."""
         turns: list[_Turn] = []
         for call in models:
             last = turns[-1] if turns else None
-            if last and _same_node(last.models[-1], call) and not _any_between(tools, last.started, call.started):
+            if last and self._same_node(last, call) and not _any_between(tools, last.started, call.started):
                 last.models.append(call)
             else:
                 turns.append(_Turn([call]))
         return turns
+
+    def _same_node(self, turn: _Turn, call: Call) -> bool:
+        """Whether a model call is of the same execution of a node, a retry, or one of several made at once."""
+        last = turn.models[-1]
+        is_retry = last.error is not None and call.parent is not None and last.parent == call.parent
+        is_beside = any(m.parent == call.parent and call.started < self._end_of(m) for m in turn.models)
+        return is_retry or is_beside or (call.task is not None and last.task == call.task)
 
     def _assign(self, tool: Call, turns: Sequence[_Turn]) -> bool:
         """To the turn that asked for it, or else the last one of its chain, or else the last one before it."""
@@ -228,12 +235,6 @@ def union_seconds(intervals: Sequence[tuple[float, float]], begin: float = -math
         total += max(0.0, until - max(since, reached))
         reached = max(reached, until)
     return total
-
-
-def _same_node(last: Call, call: Call) -> bool:
-    """Whether two model calls are of one execution of a node, or one is a retry of the other."""
-    is_retry = last.error is not None and call.parent is not None and last.parent == call.parent
-    return is_retry or (call.task is not None and last.task == call.task)
 
 
 def _any_between(tools: Sequence[Call], begin: float, end: float) -> bool:

@@ -209,8 +209,8 @@ class Iteration(Record):
     """One turn of a tool loop: a model node and the tools it asked for. ``seconds = model_s + tool_s + framework_s``.
 
     It lasts until the next iteration begins; the first one begins with the run (or the tool) that it is part of, and
-    the last one ends with it, so that iterations add up to it. Where model calls overlap (a batch, several agents at
-    once) so do their iterations' calls: the seconds are then those of the slice between two beginnings.
+    the last one ends with it, so that iterations add up to it. Where several agents run at once, their iterations take
+    turns: the seconds of each are those of the slice between two beginnings, and its calls may go on behind it.
     """
 
     start_s: float = Field(description="from the start of the run")
@@ -219,7 +219,9 @@ class Iteration(Record):
     tool_s: float = Field(description="a tool, but no model, was at work: parallel tools are a union, not a sum")
     framework_s: float = Field(description="neither: graph, messages, callbacks, the program itself")
     idle_s: float = Field(description="of framework_s, the seconds outside of every chain, model and tool")
-    models: list[ModelCall] = Field(description="usually one; retries and samples of the same node stand together")
+    models: list[ModelCall] = Field(
+        description="usually one; retries, and calls of one node or made at once, are several"
+    )
     tools: list[ToolCall] = Field(default_factory=list)
 
 

@@ -15,6 +15,8 @@ BAR_CELLS = 40
 
 ITERATIONS_PER_TABLE = 5
 
+_ROUNDING_S = 1e-6
+
 COLOURS = {"model": "cyan", "tool": "yellow", "error": "red"}
 COUNTS: dict[str, Callable[[Step], int]] = {
     "prompt tokens": lambda step: step.prompt_tokens,
@@ -36,6 +38,8 @@ def view(run: RunRecord) -> RenderableType:
     parts = _tables(run)
     if run.model_calls or run.tool_calls:
         parts += [Text(), waterfall(run)]
+    if sum(call.seconds for call in _models(run)) > run.model_s + _ROUNDING_S:
+        parts.append(Text("model calls overlapped: their phases are sums of more seconds than there were"))
     if run.gain is not None:
         parts += [Text(), Text(told_gain(run.gain))]
     if run.over_budget_s:

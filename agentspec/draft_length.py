@@ -119,7 +119,7 @@ class Auto(DraftLength):
             rate, share = self.acceptance.overall(name, 0), cost(1, 1) / self.target(1, 1)
             if share >= 1:
                 found.append(
-                    f"The draft model of {name!r} is no cheaper than the target: a pass takes {share:.2f} times as long. "
+                    f"The draft model of {name!r} is no cheaper than the target: it takes {share:.2f} times as long. "
                     "It is left out; choose a smaller one."
                 )
             elif not self._paying_width(name, [rate]):

@@ -24,6 +24,7 @@ from agentspec.sampling import SamplingParams
 from agentspec.scheduler import Scheduler
 from agentspec.sequence import Sequence
 from agentspec.speculative import SpeculativeDecoder
+from agentspec.threads import apart
 from agentspec.validation import Check
 
 UNCACHED_ROWS = 64
@@ -214,6 +215,7 @@ class LocalEngine:
         is_timed = request.gamma is None and self.decoder.draft_length.is_timed
         return "coupled" if is_timed and request.params.seed is not None else self.decoder.acceptance
 
+    @apart
     def _matcher(self, request: Request) -> Matcher | None:
         grammar = request.grammar
         if grammar is None:

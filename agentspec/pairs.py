@@ -12,8 +12,8 @@ from transformers import AutoTokenizer
 
 from agentspec.drafters import Drafter
 from agentspec.drafters.cascade import Cascade
-from agentspec.drafters.lookup import PromptLookupDrafter
 from agentspec.drafters.model import ModelDrafter
+from agentspec.drafters.suffix import SuffixDrafter
 from agentspec.embedded import path as embedded_path
 from agentspec.engine import LocalEngine
 from agentspec.errors import IncompatiblePairError, ModelLoadError
@@ -62,14 +62,14 @@ def shared_engine(spec: PairSpec) -> LocalEngine:
 
 
 def load_engine(spec: PairSpec) -> LocalEngine:
-    """A new engine for a pair: forced tokens and look-up spans are drafted for free, the rest by the draft, if any.
+    """A new engine for a pair: forced tokens and copied spans are drafted for free, the rest by the draft, if any.
 
     Raises:
         ModelLoadError: for a model that cannot be loaded.
         IncompatiblePairError: for a draft that does not speak the target's tokens.
     """
     tokenizer = load_tokenizer(spec.model, spec.revision)
-    drafters: list[Drafter] = [PromptLookupDrafter()]
+    drafters: list[Drafter] = [SuffixDrafter()]
     if spec.draft is not None:
         check_same_tokens(spec.model, tokenizer, spec.draft, load_tokenizer(spec.draft, None))
         drafters.append(ModelDrafter(_load_model(spec.draft, None, spec)))

@@ -3,7 +3,8 @@
 On the CPU, torch gives each thread that computes a team of helpers, which stays as long as that thread. Where there are
 more of these than cores (the thread that loaded a model has some, and the engine's worker has others), libgomp lets
 all of them sleep between two kernels, and waking them made every pass of a small model 1.4 times as long. So what
-computes before the worker does it in a thread that takes its team along when it ends.
+computes elsewhere than in the worker (loading, measuring, the first mask of a grammar) does it in a thread that takes
+its team along when it ends.
 """
 
 from __future__ import annotations

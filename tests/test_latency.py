@@ -19,7 +19,7 @@ from langchain.agents.middleware import ModelRetryMiddleware
 from langchain_core.caches import InMemoryCache
 from langchain_core.globals import set_llm_cache
 from langchain_core.language_models import FakeMessagesListChatModel, GenericFakeChatModel
-from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
@@ -421,6 +421,18 @@ def test_an_exception_in_a_tool(made: Made) -> None:
     assert "no weather" in (record.error or "")
     assert "no weather" in (record.tool_calls[0].error or "")
     run.print()
+
+
+def test_a_tool_that_reports_its_failure_has_failed() -> None:
+    @tool(response_format="content")
+    def sorry(city: str) -> ToolMessage:
+        """Reports."""
+        return ToolMessage("no such city", tool_call_id="1", status="error")
+
+    with track_latency() as run:
+        sorry.invoke({"name": "sorry", "args": {"city": "x"}, "id": "1", "type": "tool_call"})
+    [called] = run.tool_calls
+    assert (called.name, called.tool_call_id, called.error) == ("sorry", "1", "no such city")
 
 
 def test_an_exception_in_the_model(made: Made) -> None:

@@ -12,7 +12,7 @@ from rich.text import Text
 from agentspec.report.fold import Call
 from agentspec.report.recorder import Recorder
 
-REFRESHES_PER_SECOND = 8
+REFRESHES_PER_SECOND = 4
 
 
 @contextmanager

@@ -33,6 +33,9 @@ STOREYS = [
     {"agentspec.pairs"},
     {"agentspec"},
     {"langchain_agentspec"},
+    {"agentspec.commands"},
+    {"agentspec.cli"},
+    {"agentspec.__main__"},
 ]
 OWNERS = {
     "langchain_core": r"langchain_agentspec",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import sys
+import threading
 from typing import Any
 
 import pytest
@@ -151,6 +153,19 @@ def test_phases_of_calls_that_overlap_are_explained() -> None:
     assert "model calls overlapped" not in shown(example().record())
 
 
+def test_cached_answers_take_nothing_from_the_sums() -> None:
+    clock = Clock()
+    recorder = Recorder(clock=clock)
+    for number, told in enumerate(({"steps": [step(1.0)]}, {"cached": True})):
+        recorder.begin(number, "model", "llm")
+        clock.seconds += 1
+        recorder.end(number, **told)
+    recorder.close()
+    table = rows(shown(recorder.record()))
+    assert table["verify"] == ["0.500", "-", "0.500"]
+    assert table["new tokens"] == ["6", "-", "6"]
+
+
 def test_long_runs_are_shown_in_tables_that_fit() -> None:
     clock = Clock()
     recorder = Recorder(clock=clock)
@@ -203,8 +218,9 @@ def test_what_goes_on_is_told() -> None:
 
 def test_only_terminals_are_followed() -> None:
     recorder, plain, terminal = Recorder("shop"), io.StringIO(), io.StringIO()
+    threads, stdout = threading.active_count(), sys.stdout
     with following(recorder, Console(file=plain)):
-        pass
+        assert (threading.active_count(), sys.stdout) == (threads, stdout)  # nothing was begun
     assert plain.getvalue() == ""
     with following(recorder, Console(file=terminal, force_terminal=True, _environ={"TERM": "xterm"})):
         recorder.begin("m", "model", "embedded")

@@ -36,7 +36,7 @@ def test_padded_heads_are_reconciled_and_padding_is_never_emitted(tmp_path: Path
     engine = load_engine(PairSpec(target, draft, device="cpu"))
     assert engine.decoder.target.vocab_size == 9
     params = SamplingParams(temperature=5.0, seed=1, max_tokens=60)
-    samples = engine.generate([Request([1, 2], params, n=4)])[0]
+    samples = engine.generate([Request([1, 2], params, n=4, gamma=4)])[0]
     assert {token for sample in samples for token in sample.tokens} <= set(range(9))
     assert sum(sample.stats.drafted["model"] for sample in samples) > 0
     engine.close()

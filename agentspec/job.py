@@ -7,6 +7,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
+from agentspec.draft_length import DraftLength
 from agentspec.drafters import Drafter
 from agentspec.errors import RequestTimeoutError
 from agentspec.metrics import Meter, outcome_of
@@ -127,7 +128,7 @@ class Member:
         self._arrived = self._queued = time.perf_counter()
         self._read = 0  # tokens of the context that the models were given
         self._is_known = False  # to the models: what they had cached of it was looked up
-        self._cost: PassCost | None = None  # of the target's passes, where the rule for gamma measures them
+        self._draft_length: DraftLength | None = None
         self._told_tokens = 0
         self._told_text = 0
 
@@ -161,7 +162,7 @@ class Member:
         self.stats.seconds["draft_prefill_s"] += of_draft
         self.stats.seconds["prefill_s"] += of_target
         self.job.meter.add_seconds(prefill_s=of_target, draft_prefill_s=of_draft)
-        self._cost = getattr(decoder.draft_length, "target", None)
+        self._draft_length = decoder.draft_length
         return self._read - cached
 
     def tell(self) -> None:
@@ -174,8 +175,10 @@ class Member:
         self.stats.ttft_s = self.stats.ttft_s or since_arrival
         self.stats.total_s, self.stats.new_tokens = since_arrival, sequence.length
         self.stats.ended_at = time.time()
-        if finished and self._cost is not None:
-            self.stats.plain_pass_s = _plain_pass_s(self.stats, self._cost)
+        if finished and self._draft_length is not None:
+            cost = getattr(self._draft_length, "target", None)  # where the rule for gamma measures it
+            self.stats.plain_pass_s = None if cost is None else _plain_pass_s(self.stats, cost)
+            self.stats.remarks = self._draft_length.remarks() if sequence.gamma is None else ()
         if sequence.finish_reason is not None:
             self.job.count_sample(sequence.finish_reason)
         self.job.send(

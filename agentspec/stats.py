@@ -120,6 +120,7 @@ class StepStats:
     verify_costs: defaultdict[int, WidthCost] = field(default_factory=lambda: defaultdict(WidthCost))
     draft_cached_tokens: int | None = None
     plain_pass_s: float | None = None
+    remarks: tuple[str, ...] = ()
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     ttft_s: float = 0.0
     total_s: float = 0.0
@@ -202,6 +203,7 @@ class StepStats:
             "accepted_lengths": {str(length): n for length, n in sorted(self.accepted_lengths.items())},
             "verify_costs": {str(width): asdict(cost) for width, cost in sorted(self.verify_costs.items())},
             "plain_pass_s": self.plain_pass_s,
+            "remarks": list(self.remarks),
             **phases,
             "other_s": self.total_s - sum(phases.values()),
             "ended_at": self.ended_at,

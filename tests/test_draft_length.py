@@ -24,8 +24,10 @@ from agentspec import (
     Batch,
     Draft,
     Drafter,
+    LocalEngine,
     ModelDrafter,
     PromptLookupDrafter,
+    Request,
     SamplingParams,
     Sequence,
     SpeculativeDecoder,
@@ -34,6 +36,9 @@ from agentspec.cache import DiskCache
 from agentspec.constraints import Walk
 from agentspec.draft_length import Acceptance, Auto, best_width
 from agentspec.models.cost import PassCost, measured
+from agentspec.report.gain import call_gain
+from agentspec.report.schema import Step
+from agentspec.report.terminal import told_gain
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -354,3 +359,22 @@ def test_auto_is_measured_where_a_decoder_is_made() -> None:
     while sequence.finish_reason is None:
         decoder.round(Batch([sequence]))
     assert sequence.length == 12
+
+
+def test_the_report_tells_of_a_draft_model_that_does_not_pay() -> None:
+    target = TableModel(4, seed=2)
+    auto = Auto(Known({(1, 1): 1.0, (1, 17): 2.0}), {"model": Known({(1, 1): 3.0})})
+    engine = LocalEngine(SpeculativeDecoder(target, ModelDrafter(target), auto))
+    chosen, named = (
+        engine.generate([Request([1, 2], SamplingParams(max_tokens=5), gamma=gamma)])[0][0].stats for gamma in (None, 2)
+    )
+    engine.close()
+    assert chosen is not None
+    assert named is not None
+    (remark,) = chosen.to_dict()["remarks"]
+    assert "3.00 times" in remark
+    assert named.remarks == ()
+    gain = call_gain([Step.model_validate(chosen.to_dict())])
+    assert gain is not None
+    assert gain.remarks == (remark,)
+    assert remark in told_gain(gain)

@@ -48,6 +48,8 @@ def _field(name: str, kind: type[BaseModel], depth: int) -> st.SearchStrategy[An
         return st.lists(made, max_size=most) if most else st.none() | made
     if name == "accepted_lengths":
         return st.dictionaries(st.integers(1, 40), counts, max_size=3)
+    if name == "remarks":
+        return st.tuples(st.text(max_size=8))
     if name == "plain_pass_from":
         return st.sampled_from([*get_args(schema.PassSource), None])
     if name in ("estimated", "same_tokens", "streamed", "cached"):

@@ -147,6 +147,7 @@ def _gain(groups: Sequence[_Rounds]) -> Gain:
     return Gain(
         estimated=True,
         tokens=whole.tokens,
+        remarks=tuple(dict.fromkeys(remark for step in whole.steps for remark in step.remarks)),
         target_calls=whole.count("target_calls"),
         target_calls_saved=whole.tokens - whole.count("target_calls"),
         drafters={

@@ -224,6 +224,7 @@ def _gains(gain: Gain) -> list[tuple[str, str | None]]:
             f"c {theory.c:.3f}; "
             f"{theory.improvement_at_v:.2f} with verifying at {theory.v:.2f} plain passes",
         ),
+        ("to know", words(" ".join(gain.remarks)) or None),
     ]
 
 

@@ -81,6 +81,7 @@ class Step(Record):
     plain_pass_s: float | None = Field(
         default=None, description="target's pass over one token, by the engine's table of costs at the step's own pace"
     )
+    remarks: tuple[str, ...] = Field(default=(), description="what to know of the drafts: of a model that does not pay")
     queue_s: float
     template_s: float = 0.0
     prefill_s: float
@@ -125,6 +126,7 @@ class Gain(Record):
         "the tokens would have taken at the cost of a plain round of this run"
     )
     tokens: int = Field(description="emitted by the rounds, those that a stop string took off again included")
+    remarks: tuple[str, ...] = Field(default=(), description="what to know of the drafts: of a model that does not pay")
     target_calls: int
     target_calls_saved: int = Field(description="tokens - target calls: one of each without speculation")
     drafters: dict[str, DrafterCounts]

@@ -143,7 +143,7 @@ def told_gain(gain: Gain) -> str:
             f"the paper's formula: {theory.improvement:.2f} times at {measured}; {theory.improvement_at_v:.2f} with "
             f"verifying at {theory.v:.2f} plain passes"
         )
-    return "\n".join(lines)
+    return "\n".join([*lines, *gain.remarks])
 
 
 def _calls(

@@ -6,6 +6,7 @@ import importlib
 import json
 import statistics
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -77,8 +78,11 @@ class Fake:
     def refusal(self, workload: Any) -> str | None:
         return None
 
-    def forget(self) -> None:
-        self.log.append("forget")
+    def begin(self) -> None:
+        self.log.append("begin")
+
+    def end(self) -> None:
+        self.log.append("end")
 
     def answer(self, item: Any, seed: int) -> Any:
         self.calls += 1
@@ -91,10 +95,10 @@ class Fake:
 
 def test_ratios_are_of_pairs(load: Callable[[str], Any]) -> None:
     ratios = load("comparison.ratios")
-    slow, fast = [[2.0, 40.0, 6.0], [9.0, 9.0, 9.0]], [[1.0, 10.0, 2.0], [3.0, 1.0, 9.0]]
+    slow, fast = [[2.0, 40.0, 6.0], [9.0, 9.0, 9.0]], [[1.0, 10.0, 2.0], [3.0, 1.0, 1.0]]
     found = ratios.paired(slow, fast)
-    assert found.median == statistics.median([2, 4, 3, 3, 9, 1])
-    assert found.total == (6 + 9) / (2 + 3)
+    assert found.median == statistics.median([2, 4, 3, 3, 9, 9]) == 3.5
+    assert found.total == (6 + 9) / (2 + 1)
     assert found.low <= found.median <= found.high
     assert found == ratios.paired(slow, fast)
 
@@ -130,7 +134,8 @@ def test_systems_take_turns_and_forget_between_rows(load: Callable[[str], Any], 
     assert played["b"].seconds == [[2.0] * 3] * 2
     assert played["b"].decode_s == [[1.75] * 3] * 2
     assert played["a"].tokens == [[3] * 3] * 2
-    assert fakes["a"].log == [entry for seed in (1000, 2000, 3000) for _ in range(2) for entry in ("forget", seed)]
+    turns = [("begin", seed, "end") for seed in (1000, 1000, 2000, 2000, 3000, 3000)]
+    assert fakes["a"].log == [entry for turn in turns for entry in turn]
 
 
 def test_a_system_that_fails_is_reported_and_ends_nothing(load: Callable[[str], Any], work: Any) -> None:
@@ -146,6 +151,7 @@ def test_a_system_that_fails_is_reported_and_ends_nothing(load: Callable[[str], 
     played = load("comparison.timing").play(workload(work, rows=2), fakes, repeats=2)
     told = peers.measured(played["failing"])
     assert told == {"status": "failed", "reason": "RuntimeError: out of luck"}
+    assert fakes["failing"].log[-2:] == ["begin", "end"]
     assert peers.measured(played["slow"])["median_s"] == 6.0
     found = peers.ratios(played)
     assert list(found) == ["slow"]
@@ -154,23 +160,45 @@ def test_a_system_that_fails_is_reported_and_ends_nothing(load: Callable[[str], 
 
 
 def test_texts_that_differ_are_told_with_their_place(load: Callable[[str], Any], work: Any) -> None:
-    """End tokens apart, which not every system reports; and only where texts should be equal."""
+    """Where texts should be equal; of others only how many differ. Texts without ids are compared as texts."""
     peers, answer = load("peers"), load("comparison.systems").Answer
-    fakes = {name: Fake(answer) for name in ("standard", "ended", "other", "free")}
-    fakes["ended"].ids = (7, 8, 9, 0)
+    fakes = {name: Fake(answer) for name in ("text", "standard", "short", "other", "free")}
+    fakes["text"] = Fake(lambda *told: answer(*told, is_exact=False))
+    fakes["text"].ids = (7, 80, 9)
+    fakes["short"].ids = (7, 8)
     fakes["other"].ids = fakes["free"].ids = (7, 5, 9)
     fakes["free"].same_weights = False
     asked = workload(work)
     played = load("comparison.timing").play(asked, fakes, repeats=2)
 
+    class Tokenizer:
+        """Encodes the text of id 8 as 80."""
+
+        def decode(self, ids: Any, skip_special_tokens: bool) -> Any:
+            return list(ids)
+
+        def encode(self, text: Any, add_special_tokens: bool) -> Any:
+            return [80 if token == 8 else token for token in text]
+
     def model(ids: Any, logits_to_keep: int) -> Any:
         assert ids.tolist() == [[1, 2, 3, 7]]
         return SimpleNamespace(logits=torch.arange(10.0)[None, None])
 
-    told = peers.equality(asked, played, fakes, SimpleNamespace(eos_token_id=0), model)
+    told = peers.equality(asked, played, fakes, Tokenizer(), model)
     assert told["reference"] == "standard"
-    assert {name: count["differing"] for name, count in told["systems"].items()} == {"ended": 0, "other": 1, "free": 1}
-    assert told["differences"] == [{"system": "other", "row": "row 0", "item": 0, "position": 1, "gap": 3.0}]
+    differing = {name: count["differing"] for name, count in told["systems"].items()}
+    assert differing == {"text": 0, "short": 1, "other": 1, "free": 1}
+    place = {"row": "row 0", "item": 0}
+    assert told["differences"] == [
+        {"system": "short", **place, "position": 2, "gap": None},
+        {"system": "other", **place, "position": 1, "gap": 3.0},
+    ]
+
+
+def test_end_tokens_are_not_counted(load: Callable[[str], Any]) -> None:
+    up_to = load("comparison.systems")._up_to
+    assert up_to([5, 6, 0, 0, 7], end=0) == (5, 6)
+    assert up_to([5, 6], end=0) == (5, 6)
 
 
 def step(rounds: int, drafted: int, accepted: int, rejected: int, verify_s: float, draft_s: float) -> StepStats:
@@ -219,7 +247,7 @@ def test_workers_answer_fail_and_leave(load: Callable[[str], Any], work: Any, tm
     item = workload(work).rows[0].items[0]
     try:
         assert worker.about == "echo 1"
-        worker.forget()
+        worker.begin()
         assert worker.answer(item, 1).samples == ((1, 2, 3),)
         with pytest.raises(workers.PeerError, match="ValueError: unlucky"):
             worker.answer(workload(work, max_tokens=13).rows[0].items[0], 1)
@@ -236,6 +264,9 @@ def test_a_worker_that_does_not_load_says_why(load: Callable[[str], Any], tmp_pa
     script = tmp_path / "broken.py"
     script.write_text("import a_module_that_nobody_has")
     with pytest.raises(workers.PeerError, match="a_module_that_nobody_has"):
+        workers.Worker([sys.executable, str(script)], workers.Abilities(), tmp_path / "log")
+    script.write_text(ECHO.format(folder=str(BENCHMARK / "workers")).replace("serve(Echo)", "serve(lambda: 1 / 0)"))
+    with pytest.raises(workers.PeerError, match=r"^ZeroDivisionError"):
         workers.Worker([sys.executable, str(script)], workers.Abilities(), tmp_path / "log")
     with pytest.raises(workers.PeerError, match="cannot be run"):
         workers.Worker([str(tmp_path / "no python")], workers.Abilities(), tmp_path / "log")
@@ -294,6 +325,26 @@ def test_grammars_reach_other_systems_in_one_form(
     assert theirs.is_complete()
     with pytest.raises(workers.PeerError, match="regex"):
         workers.lark(Grammar.regex("a"))
+
+
+@pytest.mark.embedded
+def test_systems_leave_no_thread_behind(
+    load: Callable[[str], Any], work: Any, embedded_model: tuple[CausalLM, Any]
+) -> None:
+    """Threads that have computed, and stay, slow down the others; and a row finds nothing of the last."""
+    systems, (target, tokenizer) = load("comparison.systems"), embedded_model
+    engine = LocalEngine(SpeculativeDecoder(target), tokenizer)
+    before = set(threading.enumerate())
+    asked = workload(work, max_tokens=2).rows[0].items[0]
+    pair = [systems.AgentSpec(engine, 0), systems.Generate(engine, target.model)]
+    for system in pair * 2:
+        system.begin()
+        answer = system.answer(asked, seed=0)
+        system.end()
+        assert answer.tokens == 2
+        assert answer.step is None or answer.step.cached_tokens == 0
+        assert set(threading.enumerate()) <= before
+    engine.close()
 
 
 @pytest.mark.embedded

@@ -8,7 +8,8 @@ difference is told with its place.
 What is compared, all in float32 on the CPU: transformers' ``generate``, with prompt look-up, with agentspec's masks,
 with both, and one sample after the other; agentspec without and with speculation (its defaults). Between rows every
 system forgets what it kept; within an agent script each reuses of the prompt what it can. Grammars are compiled before
-the clock starts. "Without reading prompts" leaves out, of ``generate``, its first forward pass, which gives its first
+the clock starts, and threads that have computed for one system end before the next: their teams of helpers slow down
+each other. "Without reading prompts" leaves out, of ``generate``, its first forward pass, which gives its first
 token besides; agentspec's first token takes a round.
 
 Others take part where a python is named that has them. Each wants a virtual environment of its own:
@@ -32,7 +33,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ from comparison import checks, show, timing
 from comparison.ratios import paired
 from comparison.systems import KINDS, System, plain_model
 from comparison.timing import Played
-from comparison.work import MAKERS, Size, Workload, greeting, make
+from comparison.work import MAKERS, Size, Workload, make, warm_ups
 from comparison.workers import REMOTES, gguf
 
 from agentspec import LocalEngine
@@ -96,7 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         for name, size in sizes.items():
             print(f"peers: {name} ...", file=sys.stderr, flush=True)
             try:
-                workload = make(name, engine, options.data, size)
+                with closing(LocalEngine(engine.decoder, engine.tokenizer)) as recorder:
+                    workload = make(name, recorder, options.data, size)
             except (FileNotFoundError, ValueError) as error:
                 findings["skipped"][name] = str(error)
             else:
@@ -137,7 +139,7 @@ def start(
         try:
             system = begin_it()
             stack.callback(system.close)
-            system.answer(greeting(engine), seed=0)
+            timing.warm_up(system, list(warm_ups(engine)))
         except Exception as error:  # a peer that does not start must not end the others
             about[name]["reason"] = f"{type(error).__name__}: {error}"
         else:

@@ -12,6 +12,7 @@ import torch
 from agentspec.models.cost import PassCost
 from agentspec.stats import PHASES, StepStats
 from agentspec.theory import walltime_improvement
+from agentspec.threads import apart
 from comparison.systems import Answer
 from comparison.timing import Played
 from comparison.work import Workload
@@ -62,6 +63,7 @@ def differences(workload: Workload, played: Mapping[str, Played], standard: str,
     return list(found)
 
 
+@apart
 def with_gap(
     difference: Difference, workload: Workload, played: Mapping[str, Played], standard: str, model: Any
 ) -> Any:
@@ -81,15 +83,11 @@ def with_gap(
 
 
 def _comparable(answer: Answer, expected: Answer, tokenizer: Any) -> tuple[list[int], list[int]]:
-    """Both first samples without end tokens, which not every system reports; by text, where only text is known."""
-    ours, theirs = (_body(side.samples[0], tokenizer) for side in (answer, expected))
+    """Both first samples; by the ids of their text, where only text is known."""
+    ours, theirs = list(answer.samples[0]), list(expected.samples[0])
     if not answer.is_exact:
         theirs = tokenizer.encode(tokenizer.decode(theirs, skip_special_tokens=True), add_special_tokens=False)
     return ours, theirs
-
-
-def _body(ids: Sequence[int], tokenizer: Any) -> list[int]:
-    return list(ids[:-1] if ids and ids[-1] == tokenizer.eos_token_id else ids)
 
 
 def _first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int:

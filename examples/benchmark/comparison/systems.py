@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from agentspec import LocalEngine, embedded
 from agentspec.constraints import begin, compiler
 from agentspec.stats import StepStats
+from agentspec.threads import apart
 from comparison.work import Item, Workload
 
 LOOKUP_TOKENS = 10
@@ -25,10 +26,10 @@ class Answer:
     """What a system said.
 
     Args:
-        samples: ids of each.
+        samples: ids of each, up to an end token, which not every system tells of.
         seconds: from the request to the last token.
         prompt_s: of them, up to where the prompt was read; None where a system does not tell.
-        steps: agentspec's account, of a single sample.
+        step: agentspec's account, of a single sample.
         is_exact: whether ``samples`` are the ids that were emitted, and not those of their text.
     """
 
@@ -54,8 +55,12 @@ class System(Protocol):
         """Why it takes no part in a workload; None where it does."""
         ...
 
-    def forget(self) -> None:
-        """Drop what earlier rows left."""
+    def begin(self) -> None:
+        """Before a row: drop what earlier rows left."""
+        ...
+
+    def end(self) -> None:
+        """After a row: leave the cores to the others."""
         ...
 
     def answer(self, item: Item, seed: int) -> Answer:
@@ -95,8 +100,11 @@ class Generate:
             return "no grammar to keep to" if self._masks else "cannot keep to a grammar"
         return None
 
-    def forget(self) -> None:
+    def begin(self) -> None:
         """It remembers nothing."""
+
+    def end(self) -> None:
+        """Its threads have ended."""
 
     def answer(self, item: Item, seed: int) -> Answer:
         """All samples, in one call or in as many."""
@@ -105,6 +113,7 @@ class Generate:
             return self._call(item, item.request.n)
         return _one_by_one([self._call(item, 1) for _ in range(item.request.n)])
 
+    @apart
     def _call(self, item: Item, n: int) -> Answer:
         request, end = item.request, self._tokenizer.eos_token_id
         options: dict[str, Any] = {"do_sample": False}
@@ -137,7 +146,7 @@ class AgentSpec:
     """agentspec's engine.
 
     Args:
-        engine: shared by the systems of this kind; its KV cache is emptied between rows.
+        engine: whose decoder and tokenizer are used.
         gamma: tokens to draft; None for the default.
         together: several samples in one request.
     """
@@ -145,16 +154,22 @@ class AgentSpec:
     same_weights = True
 
     def __init__(self, engine: LocalEngine, gamma: int | None, *, together: bool = True) -> None:
-        self._engine, self._gamma, self._together = engine, gamma, together
+        self._engine, self._decoder, self._tokenizer = engine, engine.decoder, engine.tokenizer
+        self._gamma, self._together = gamma, together
 
     def refusal(self, workload: Workload) -> str | None:
         """Single calls are for several samples."""
         return None if self._together or workload.samples > 1 else "one sample is asked for"
 
-    def forget(self) -> None:
-        """Empty the KV cache."""
-        target: Any = self._engine.decoder.target
+    def begin(self) -> None:
+        """An engine, and so a worker, of its own, and an empty KV cache."""
+        target: Any = self._decoder.target
         target.kv.clear()
+        self._engine = LocalEngine(self._decoder, self._tokenizer)
+
+    def end(self) -> None:
+        """End the worker: threads that have computed, and stay, slow down all others."""
+        self._engine.close()
 
     def answer(self, item: Item, seed: int) -> Answer:
         """All samples, in one request or in as many."""
@@ -164,19 +179,22 @@ class AgentSpec:
 
     def _call(self, item: Item, n: int, seed: int) -> Answer:
         params = replace(item.request.params, seed=seed if item.request.params.temperature else None)
+        request = replace(item.request, params=params, gamma=self._gamma, n=n)
+        self._engine.stream(request).close()  # type: ignore[attr-defined]  # compiles the grammar, computes nothing
         started = time.perf_counter()
-        [completions] = self._engine.generate([replace(item.request, params=params, gamma=self._gamma, n=n)])
+        [completions] = self._engine.generate([request])
         seconds = time.perf_counter() - started
         step = completions[0].stats
         return Answer(
-            tuple(completion.tokens for completion in completions),
+            tuple(_up_to(completion.tokens, self._tokenizer.eos_token_id) for completion in completions),
             seconds,
             step.seconds["prefill_s"] + step.seconds["draft_prefill_s"],
             step if n == 1 else None,
         )
 
     def close(self) -> None:
-        """The engine is closed by who made it."""
+        """End the worker, if there is one."""
+        self._engine.close()
 
 
 def _one_by_one(answers: list[Answer]) -> Answer:
@@ -184,11 +202,12 @@ def _one_by_one(answers: list[Answer]) -> Answer:
     return Answer(tuple(a.samples[0] for a in answers), sum(a.seconds for a in answers))
 
 
-def _up_to(ids: list[int], end: int) -> tuple[int, ...]:
-    """The ids up to the first end token, and it: what stands behind it is padding."""
-    return tuple(ids[: ids.index(end) + 1] if end in ids else ids)
+def _up_to(ids: Sequence[int], end: int) -> tuple[int, ...]:
+    """The ids before the first end token: what stands behind it is padding."""
+    return tuple(ids[: ids.index(end)] if end in ids else ids)
 
 
+@apart
 def plain_model() -> Any:
     """The embedded model as transformers loads it."""
     return AutoModelForCausalLM.from_pretrained(

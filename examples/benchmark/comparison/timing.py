@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from comparison.systems import Answer, System
-from comparison.work import Row, Workload
+from comparison.work import Item, Row, Workload
 
 
 @dataclass
@@ -48,6 +49,16 @@ class Played:
         return [answer for row in self.answers for played in row for answer in played]
 
 
+def warm_up(system: System, items: Sequence[Item]) -> None:
+    """Let a system load and compile what it does at its first requests. The first it must be able to answer."""
+    system.begin()
+    system.answer(items[0], seed=0)
+    for item in items[1:]:
+        with suppress(Exception):  # what it cannot do is found and reported where it is asked for
+            system.answer(item, seed=0)
+    system.end()
+
+
 def play(workload: Workload, systems: Mapping[str, System], repeats: int) -> dict[str, Played]:
     """Every row ``repeats`` times by every system that can, in an order that changes from repeat to repeat.
 
@@ -66,8 +77,11 @@ def play(workload: Workload, systems: Mapping[str, System], repeats: int) -> dic
 
 def _turn(system: System, row: Row, played: Played, index: int, seed: int) -> None:
     try:
-        system.forget()
-        played.answers[index].append([system.answer(item, seed) for item in row.items])
+        system.begin()
+        try:
+            played.answers[index].append([system.answer(item, seed) for item in row.items])
+        finally:
+            system.end()
     except Exception as error:  # whatever ends a system must not end the others
         played.refusal, played.failed, played.answers = f"{type(error).__name__}: {error}", True, []
 

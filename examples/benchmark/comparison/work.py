@@ -203,9 +203,15 @@ def schemas(engine: LocalEngine, rows: list[dict[str, Any]], size: Size) -> Iter
         yield Row(row["id"], (Item(request),))
 
 
-def greeting(engine: LocalEngine) -> Item:
-    """Something short, to warm up with."""
-    return _asked(engine, "Hello", SamplingParams(temperature=0, max_tokens=4))
+def warm_ups(engine: LocalEngine) -> Iterator[Item]:
+    """Something short of every kind: a text that look-up can copy, several samples, a grammar."""
+    text = "Repeat this text exactly: The lamp room, the harbour, the lamp room, the harbour."
+    asked = _asked(engine, text, SamplingParams(temperature=0, max_tokens=8))
+    yield asked
+    params = SamplingParams(temperature=TEMPERATURE, max_tokens=3)
+    yield replace(asked, request=replace(asked.request, n=2, params=params))
+    schema = {"type": "array", "items": {"enum": ["one", "two"]}, "maxItems": 4}
+    yield Item(replace(asked.request, grammar=Grammar.json_schema(schema)))
 
 
 def _asked(engine: LocalEngine, text: str, params: SamplingParams, n: int = 1) -> Item:

@@ -85,9 +85,12 @@ class Worker:
             return "takes no prompts with tools"
         return None
 
-    def forget(self) -> None:
+    def begin(self) -> None:
         """Drop what earlier rows left."""
         self._ask({"forget": True})
+
+    def end(self) -> None:
+        """The process waits for its next line."""
 
     def answer(self, item: Item, seed: int) -> Answer:
         """Decode; the worker's own clock counts.

@@ -42,8 +42,10 @@ class Llama:
             for token in self._tokens(request):
                 if prompt_s is None:
                     prompt_s = time.perf_counter() - started
+                if token == self._end:
+                    break
                 ids.append(int(token))
-                if token == self._end or len(ids) == request["max_tokens"]:
+                if len(ids) == request["max_tokens"]:
                     break
             samples.append(ids)
         return {"samples": samples, "seconds": time.perf_counter() - started, "prompt_s": prompt_s}

@@ -3,6 +3,7 @@
 The worker's first line says ``{"about": ...}`` or ``{"error": ...}``. After that it answers a line by a line:
 ``{"forget": true}`` by ``{}``; a request ``{"prompt": [ids], "messages": [...] or null, "max_tokens", "temperature",
 "n", "seed", "lark": grammar or null}`` by ``{"samples": [[ids]], "seconds", "prompt_s": or null}`` or ``{"error"}``.
+Samples are told without an end token.
 """
 
 from __future__ import annotations

@@ -34,6 +34,7 @@ class VLLM:
             structured_outputs_config={"backend": "guidance"},
             **({"speculative_config": NGRAM} if ngram else {}),
         )
+        self._end = self._engine.get_tokenizer().eos_token_id
 
     def forget(self) -> None:
         """Drop the blocks of earlier prompts."""
@@ -54,7 +55,7 @@ class VLLM:
         [output] = self._engine.generate({"prompt_token_ids": request["prompt"]}, params, use_tqdm=False)
         seconds = time.perf_counter() - started
         return {
-            "samples": [list(sample.token_ids) for sample in output.outputs],
+            "samples": [[token for token in sample.token_ids if token != self._end] for sample in output.outputs],
             "seconds": seconds,
             "prompt_s": None,
         }

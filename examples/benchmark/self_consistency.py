@@ -66,13 +66,10 @@ def conversations(model: ChatAgentSpec, together: bool) -> tuple[int, float]:
 def tool_loops(model: ChatAgentSpec, together: bool) -> tuple[int, float]:
     """Tokens and seconds of ``K`` agents with tools: two calls each, and an answer."""
     questions = [f"What does the {item} cost in {currency}?" for item in PRICES for currency in RATES][:K]
+    inputs = [{"messages": [("user", question)]} for question in questions]
     agent: Any = create_agent(model, tools=[get_price, convert_dollars, list_items], middleware=[keep_course])
-
-    async def ask() -> list[Any]:
-        return await asyncio.gather(*(agent.ainvoke({"messages": [("user", question)]}) for question in questions))
-
     started = time.perf_counter()
-    runs = asyncio.run(ask()) if together else [agent.invoke({"messages": [("user", q)]}) for q in questions]
+    runs = agent.batch(inputs, {"max_concurrency": K}) if together else [agent.invoke(asked) for asked in inputs]
     return tokens_of([m for run in runs for m in run["messages"] if m.type == "ai"]), time.perf_counter() - started
 
 

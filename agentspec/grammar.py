@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import typing_extensions
-from pydantic import BaseModel, TypeAdapter
 
 from agentspec.calls import HERMES, CallForm, Thought, answers, to_json
 from agentspec.errors import GrammarError
@@ -184,6 +183,8 @@ def schema_of(described: Any) -> dict[str, Any]:
     if _is_pydantic_v1(described):
         known: dict[str, Any] = described.schema()
         return known
+    from pydantic import TypeAdapter  # here, for a JSON Schema or a pattern needs no pydantic
+
     try:
         return TypeAdapter(_for_pydantic(described)).json_schema()
     except Exception as error:  # pydantic raises several kinds for types without a schema
@@ -240,9 +241,11 @@ def _is_tool(description: Any) -> bool:
 
 
 def _is_pydantic_v1(description: Any) -> bool:
-    return (
-        isinstance(description, type) and not issubclass(description, BaseModel) and hasattr(description, "__fields__")
-    )
+    if not isinstance(description, type):
+        return False
+    from pydantic import BaseModel
+
+    return not issubclass(description, BaseModel) and hasattr(description, "__fields__")
 
 
 _FORMS: tuple[tuple[Callable[[Any], bool], Callable[[Any], Grammar]], ...] = (

@@ -16,7 +16,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from agentspec.cache import DiskCache
 from agentspec.constraints import Walk
 from agentspec.dice import DICE, Acceptance, Dice, Role
 from agentspec.draft_length import Auto, DraftLength, Fixed
@@ -189,6 +188,8 @@ def _draft_length(gamma: int | Literal["auto"] | DraftLength, target: LanguageMo
         return Fixed(gamma)
     if isinstance(gamma, DraftLength):
         return gamma
+    from agentspec.cache import DiskCache  # here, for it needs diskcache, and a fixed gamma needs neither
+
     cache = DiskCache()
     drafts = {name: measured(model, cache) for name, model in drafter.models().items()}
     return Auto(measured(target, cache), drafts)

@@ -8,8 +8,6 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-import jsonschema
-
 from agentspec.errors import GrammarError
 from agentspec.job import Delta
 from agentspec.request import Request
@@ -27,6 +25,8 @@ def validator(schema: str) -> Callable[[str], str | None]:
     Raises:
         GrammarError: for a schema that is none.
     """
+    import jsonschema  # here, for texts without a schema are most of them
+
     described: Any = json.loads(schema)
     kind = jsonschema.validators.validator_for(described, default=jsonschema.Draft202012Validator)
     try:

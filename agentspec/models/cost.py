@@ -16,12 +16,15 @@ import random
 import time
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import torch
 
-from agentspec.cache import DiskCache
 from agentspec.models import CachingModel, LanguageModel
 from agentspec.threads import apart
+
+if TYPE_CHECKING:
+    from agentspec.cache import DiskCache
 
 WIDTHS = (1, 2, 3, 4, 5, 7, 9, 13, 17)
 """Tokens per row of the blocks that are measured."""

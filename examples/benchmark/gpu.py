@@ -1,136 +1,177 @@
-"""A machine with a GPU: is what it computes right, and what does speculation gain there?
+"""A machine with a GPU: is what it computes right, and what does speculation gain there at the size of 8 billion?
 
-Run ``python examples/benchmark/gpu.py [--device cuda] [--layers 24] [--hidden 1024]``. It needs no download: target and
-draft are random Llamas made here, the draft being the target's first layers with the target's own head. Checks, in
-float32: cached logits against uncached ones, greedy ids and coupled ids with speculation on against off. Then times a
-plain and a speculative step in bfloat16 (float32 on the CPU), interleaved, and prints medians. Leaves with status 1
-where a check fails. ``--layers 2 --hidden 64 --device cpu`` tries it in seconds.
+    python examples/benchmark/gpu.py [--out FOLDER] [--minutes 7.5] [--alpha 0.8]
+
+It needs this repository, torch, transformers (5.17 or newer) and numpy: no other package, no network and no weights.
+Without a GPU, or with ``--toy``, all of it runs at toy size, in seconds and for no figures: a test of the script.
+
+**Checks:** the law that rounds emit, by enumeration (where ``tests/enumeration.py`` lies beside); that no token without
+mass is drawn; in float32, that cached scores equal uncached ones and texts do not depend on speculation; in bfloat16,
+that greedy texts part only where two scores are as good as equal. Leaves with status 1 where one fails.
+
+**Timing:** a random small Llama is the draft; the target computes nearly its function with the shape of Llama 3.1 8B
+(``gpu_parts/models.py``), and noise on its weights is chosen so that about ``--alpha`` of drafted tokens are accepted.
+Sampling at temperature 1, at batch 1, 4 and 8: agentspec plain, with fixed gammas and with ``gamma="auto"``, beside
+transformers' ``generate`` (and, at batch 1, assisted generation) on the same weights, interleaved, medians. With it
+go the floor (bytes of weights over the rate at which memory copies), the share of a round in which no kernel runs, and
+the measured gain against the paper's formula at the measured alpha and c.
+
+``--out FOLDER`` gets ``gpu.json`` (``agentspec.gpu/1``) and ``gpu.txt``. Repeats end where ``--minutes`` are over.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
-import statistics
+import functools
+import json
 import sys
 import time
+from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+ROOT = Path(__file__).resolve().parents[2]
+for _folder in (ROOT, Path(__file__).resolve().parent):
+    if str(_folder) not in sys.path:
+        sys.path.insert(0, str(_folder))
 
-from agentspec import CausalLM, LocalEngine, ModelDrafter, PromptLookupDrafter, Request, SamplingParams
-from agentspec import SpeculativeDecoder as Decoder
+try:
+    import torch
+    import transformers
+    from gpu_parts import checks, models, timing
+    from gpu_parts.page import Page, goals, row
 
-VOCABULARY = 4096
-
-
-def pair(layers: int, hidden: int, device: str, dtype: torch.dtype) -> tuple[CausalLM, CausalLM]:
-    """A random target, and a draft of a quarter of its layers: near it, for later layers are made to change little."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=hidden,
-        intermediate_size=3 * hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=max(1, hidden // 64),
-        num_key_value_heads=max(1, hidden // 128),
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
+    from agentspec import CausalLM, ModelDrafter
+    from agentspec import SpeculativeDecoder as Decoder
+    from agentspec.models.cost import PassCost, measure
+except ModuleNotFoundError as missing:
+    sys.exit(
+        f"This script needs torch, transformers>=5.17 and numpy, and the repository around it ({ROOT.name}/agentspec); "
+        f"not found: {missing.name}. Put a wheel of it on PYTHONPATH (pip install --no-index --target DIR WHEEL)."
     )
-    target = LlamaForCausalLM(config)
-    kept = max(1, layers // 4)
-    for layer in target.model.layers[kept:]:
-        for projection in (layer.self_attn.o_proj, layer.mlp.down_proj):
-            projection.weight.data *= 0.1
-    draft = copy.deepcopy(target)
-    draft.model.layers = draft.model.layers[:kept]
-    draft.config.num_hidden_layers = kept
-    # torch.nn.Module.to, for transformers' own declares other types.
-    return tuple(CausalLM(torch.nn.Module.to(m, device=device, dtype=dtype)) for m in (target, draft))  # type: ignore[return-value]
 
 
-def check(name: str, holds: bool, detail: str = "") -> bool:
-    """Print a verdict."""
-    print(f"{'ok    ' if holds else 'FAILED'} {name} {detail}")
-    return holds
+@dataclass(frozen=True)
+class Plan:
+    """What is played: the models to check and to time, and how long."""
+
+    checked: models.Scale
+    timed: models.Scale
+    gammas: tuple[int, ...]
+    tokens: int
+    repeats: int
+    cost_seconds: float
+    enumeration_seconds: float
+    rounds: int
+    copy_megabytes: int
 
 
-def correctness(layers: int, hidden: int, device: str) -> bool:
-    """The three checks, in float32."""
-    target, draft = pair(layers, hidden, device, torch.float32)
-    dice = torch.Generator().manual_seed(1)
-    contexts = torch.randint(VOCABULARY, (4, 90), generator=dice).tolist()
-    target.next_logits([context[:60] for context in contexts], [0] * 4)
-    target.next_logits([[*context[:70], 1, 2, 3] for context in contexts], [4] * 4)  # a draft to be rejected
-    cached = target.next_logits(contexts, [5] * 4)
-    with torch.inference_mode():
-        plain = target.model(input_ids=torch.tensor(contexts, device=target.device), use_cache=False).logits[:, -5:]
-    off = float((cached - plain).abs().max() / plain.abs().max())
-    right = check("cached logits equal uncached ones", off < 1e-4, f"(largest difference {off:.1e} of the largest)")
-
-    engine = LocalEngine(Decoder(target, ModelDrafter(draft), gamma=4, acceptance="coupled"))
-    for name, temperature in (("greedy", 0.0), ("coupled", 1.0)):
-        params = [SamplingParams(temperature=temperature, seed=i, max_tokens=48) for i in range(4)]
-        ids = {
-            gamma: [
-                samples[0].tokens
-                for samples in engine.generate(
-                    [Request(context, p, gamma=gamma) for context, p in zip(contexts, params, strict=True)]
-                )
-            ]
-            for gamma in (0, 1, 4, 8)
-        }
-        same = sum(ids[gamma] == ids[0] for gamma in (1, 4, 8))
-        right &= check(f"{name} ids do not depend on speculation", same == 3, f"({same} of 3 gammas, 4 texts)")
-    engine.close()
-    return right
+TOY = Plan(models.TOY, models.TOY, (2, 4), 12, 1, 0.2, 0.5, 4, 16)
+FULL = Plan(models.CHECKED, models.EIGHT_BILLION, (2, 4, 6, 8), 96, 3, 12.0, 60.0, 24, 2048)
+BATCHES = (1, 4, 8)
 
 
-def speed(layers: int, hidden: int, device: str, repeats: int) -> None:
-    """Time per token, plain and speculative, at batch 1 and 4."""
+def machine(device: str) -> dict[str, Any]:
+    """What figures depend on."""
+    name = torch.cuda.get_device_name() if device.startswith("cuda") else "CPU"
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    return {"device": name, **versions, "python": sys.version.split()[0], "threads": torch.get_num_threads()}
+
+
+def speed(plan: Plan, device: str, alpha: float, left: timing.Clock, page: Page) -> Iterator[tuple[str, Any]]:
+    """All that is timed, as names and data; told as it comes, so that what was measured outlives what fails."""
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
-    target, draft = pair(layers, hidden, device, dtype)
-    drafters = {"plain": None, "model draft": ModelDrafter(draft), "look-up": PromptLookupDrafter()}
-    engines = {name: LocalEngine(Decoder(target, drafter, gamma=4)) for name, drafter in drafters.items()}
-    prompt = torch.randint(VOCABULARY, (64,), generator=torch.Generator().manual_seed(2)).tolist()
-    for batch in (1, 4):
-        milliseconds: dict[str, list[float]] = {name: [] for name in engines}
-        rates: dict[str, float] = {}
-        for repeat in range(repeats + 1):  # the first warms up
-            for name, engine in engines.items():
-                requests = [Request(prompt, SamplingParams(seed=i, max_tokens=64)) for i in range(batch)]
-                started = time.perf_counter()
-                completions = [samples[0] for samples in engine.generate(requests)]
-                spent = time.perf_counter() - started
-                if repeat:
-                    milliseconds[name].append(1000 * spent / 64)
-                drafted = sum(c.stats.drafted_tokens for c in completions)
-                rates[name] = sum(c.stats.accepted_tokens for c in completions) / drafted if drafted else 0.0
-        plain = milliseconds["plain"]
-        for name, measured in milliseconds.items():
-            ratio = statistics.median(slow / fast for slow, fast in zip(plain, measured, strict=True))
-            print(
-                f"batch {batch}  {name:12s} {statistics.median(measured):8.2f} ms per step of {batch} tokens   "
-                f"{ratio:5.2f} times plain   accepted {rates[name]:.0%}"
-            )
-    for engine in engines.values():
-        engine.close()
+    small = models.random_model(plan.timed.draft, plan.timed.vocabulary, device, dtype)
+    wide = models.Widened(small, plan.timed.target)
+    noise, expected = models.search_noise(wide, small, alpha)
+    target, draft = CausalLM(wide.model), CausalLM(small)
+    costs = PassCost(measure(target, plan.cost_seconds)), PassCost(measure(draft, plan.cost_seconds / 2))
+    rate, weights = timing.copy_rate(device, plan.copy_megabytes), models.weight_bytes(wide.model)
+    floor_ms = 1000 * weights / rate
+    setup = {
+        "dtype": str(dtype).removeprefix("torch."),
+        "target_weights": sum(p.numel() for p in wide.model.parameters()),
+        "draft_weights": sum(p.numel() for p in small.parameters()),
+        "noise": noise,
+        "overlap_on_random_text": expected,
+        "bytes_per_pass": weights,
+        "copy_bytes_per_s": rate,
+        "floor_ms": floor_ms,
+        "pass_ms": [
+            {"rows": b, "width": w, "target": 1000 * costs[0](b, w), "draft": 1000 * costs[1](b, w)}
+            for b in BATCHES
+            for w in (1, *(g + 1 for g in plan.gammas))
+        ],
+    }
+    page.tell_setup(setup)
+    yield "setup", setup
+
+    drafter = ModelDrafter(draft)
+    rounds = {timing.PLAIN: Decoder(target), timing.fixed_name(4): Decoder(target, drafter, gamma=4)}
+    shares = [timing.outside_kernels(name, decoder, device, plan.rounds) for name, decoder in rounds.items()]
+    page.tell_shares(shares)
+    yield "outside_kernels", [asdict(share) for share in shares]
+
+    timed: dict[tuple[int, str], timing.Timed] = {}
+    size = timing.Size(BATCHES, plan.gammas, plan.tokens, plan.repeats)
+    for found in timing.all_batches(target, draft, costs, size, left):
+        timed |= {(t.batch, t.way): t for t in found}
+        page.tell_batch(found)
+        yield "ways", [row(t, timed[t.batch, timing.PLAIN]) for t in timed.values()]
+
+    formulas = [
+        timing.formula(timed[b, timing.fixed_name(g)], timed[b, timing.PLAIN], g, *costs)
+        for b in BATCHES
+        for g in plan.gammas
+    ]
+    page.tell_formulas([f for f in formulas if f is not None])
+    yield "formula", [asdict(f) for f in formulas if f is not None]
+
+    reached = goals(timed, floor_ms)
+    page.tell_goals(reached)
+    yield "goals", reached
 
 
 def main(arguments: SequenceOf[str] | None = None) -> bool:
-    """Check, then time; whether all checks held."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--layers", type=int, default=24)
-    parser.add_argument("--hidden", type=int, default=1024)
-    parser.add_argument("--repeats", type=int, default=5)
+    """Check, then time, then write; whether no check failed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--toy", action="store_true", help="toy size, on the CPU; the default without a GPU")
+    parser.add_argument("--out", type=Path, help="folder for gpu.json and gpu.txt")
+    parser.add_argument("--alpha", type=float, default=0.8, help="acceptance to look for, between 0 and 1")
+    parser.add_argument("--minutes", type=float, default=7.5, help="after which nothing is repeated")
     options = parser.parse_args(arguments)
-    name = torch.cuda.get_device_name() if options.device.startswith("cuda") else "CPU"
-    print(f"{name}, torch {torch.__version__}, {options.layers} layers of {options.hidden}")
-    right = correctness(options.layers, options.hidden, options.device)
-    speed(options.layers, options.hidden, options.device, options.repeats)
+    if not 0 < options.alpha < 1:
+        parser.error(f"--alpha is an acceptance rate between 0 and 1, got {options.alpha}")
+    began = time.perf_counter()
+    toy = options.toy or not torch.cuda.is_available()
+    plan, device = (TOY, "cpu") if toy else (FULL, "cuda")
+    page = Page()
+    page.tell(f"{', '.join(f'{k} {v}' for k, v in machine(device).items())}{', toy size: no figures' if toy else ''}\n")
+    result: dict[str, Any] = {"schema": "agentspec.gpu/1", "toy": toy, "machine": machine(device), "plan": asdict(plan)}
+    try:
+        result |= {"checks": [], "speed": {}}
+        for finding in checks.all_findings(plan.checked, device, ROOT / "tests", plan.enumeration_seconds):
+            page.tell(str(finding))
+            result["checks"].append(asdict(finding))
+        left = functools.partial(seconds_left, began + 60 * options.minutes)
+        for name, figures in speed(plan, device, options.alpha, left, page):
+            result["speed"][name] = figures
+        right = all(finding["holds"] is not False for finding in result["checks"])
+        page.tell(f"\n{'all checks hold' if right else 'A CHECK FAILED'}; {time.perf_counter() - began:.0f} s in all")
+    finally:
+        if options.out is not None:
+            result["seconds"] = time.perf_counter() - began
+            options.out.mkdir(parents=True, exist_ok=True)
+            (options.out / "gpu.json").write_text(json.dumps(result, indent=1) + "\n")
+            (options.out / "gpu.txt").write_text(page.text())
     return right
+
+
+def seconds_left(end: float) -> float:
+    """Seconds until ``end`` on the clock of ``time.perf_counter``."""
+    return end - time.perf_counter()
 
 
 if __name__ == "__main__":

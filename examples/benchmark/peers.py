@@ -65,7 +65,7 @@ SIZES = {
     "schemas": Size(6, 96),
 }
 QUICK = {
-    "agents": Size(1, 60, steps=5),
+    "agents": Size(1, 60, steps=4),
     "tools": Size(4, 60),
     "prose": Size(3, 48),
     "copying": Size(3, 48),

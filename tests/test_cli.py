@@ -16,6 +16,7 @@ import torch
 from scripted import tokenizer
 from tiny import llama
 
+import langchain_agentspec
 from agentspec import CausalLM, Completion, LocalEngine, PromptLookupDrafter, Request, SpeculativeDecoder
 from agentspec.cli import COMMANDS, main
 from agentspec.commands import bench, doctor, engines, verify
@@ -297,6 +298,7 @@ def test_the_demo_without_langchain_says_what_to_install(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, "langchain_agentspec.demo", raising=False)
+    monkeypatch.delattr(langchain_agentspec, "demo", raising=False)  # where another test imported it
     for name in ("langchain", "langchain.agents"):
         monkeypatch.setitem(sys.modules, name, None)
     assert main(["demo"]) == 2

@@ -3,7 +3,7 @@
 import importlib
 from types import ModuleType
 
-from agentspec.draft_length import DraftLength, Fixed
+from agentspec.draft_length import Auto, DraftLength, Fixed
 from agentspec.drafters import Draft, Drafter
 from agentspec.drafters.cascade import Cascade
 from agentspec.drafters.lookup import PromptLookupDrafter
@@ -32,6 +32,7 @@ from agentspec.stats import StepStats
 
 __all__ = [
     "AgentSpecError",
+    "Auto",
     "Batch",
     "Cascade",
     "CausalLM",

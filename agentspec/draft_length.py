@@ -78,19 +78,17 @@ class Auto(DraftLength):
         self.target = target
         self.drafts = dict(drafts or {})
         self.longest = longest
-        self.acceptance = Acceptance()
+        self.acceptance = AcceptanceRates()
         self._rounds = 0
 
     def __call__(self, batch: Batch) -> Gamma:
         """Up to ``longest`` tokens; of draft models as many as pay."""
         room = [s.remaining - 1 for s in batch.sequences]
         most = [self.longest if s.gamma is None else s.gamma for s in batch.sequences]
+        pays = {name: self._to_draw(name, batch) for name in self.drafts}
         drawn = {
-            name: [
-                min(self._to_draw(name, batch) if s.gamma is None else s.gamma, n)
-                for s, n in zip(batch.sequences, room, strict=True)
-            ]
-            for name in self.drafts
+            name: [min(width if s.gamma is None else s.gamma, n) for s, n in zip(batch.sequences, room, strict=True)]
+            for name, width in pays.items()
         }
         return Gamma(map(min, most, room), drawn)
 
@@ -168,7 +166,7 @@ def best_width(chances: Sequence[Sequence[float]], cost: Callable[[int, int], fl
     return best if rates[best] > rates[least] * _MARGIN else least
 
 
-class Acceptance:
+class AcceptanceRates:
     """How often tokens are accepted, by drafter and evidence: what all sequences taught, moved by what this one did.
 
     The more evidence, the higher the chance that is assumed before anything was seen; assumptions weigh little. Old
@@ -220,4 +218,4 @@ class _Count:
 
 def _told(draft: Draft, row: int) -> tuple[Sequence[str], Sequence[int], Sequence[int]]:
     """Drafter, evidence and id of each token of a row."""
-    return draft.sources[row], draft.evidence_or_none()[row], draft.spans[row]
+    return draft.sources[row], draft.evidence_or_zero()[row], draft.spans[row]

@@ -34,7 +34,7 @@ from agentspec import (
 )
 from agentspec.cache import DiskCache
 from agentspec.constraints import Walk
-from agentspec.draft_length import Acceptance, Auto, best_width
+from agentspec.draft_length import AcceptanceRates, Auto, best_width
 from agentspec.models.cost import PassCost, measured
 from agentspec.report.gain import call_gain
 from agentspec.report.schema import Step
@@ -226,7 +226,7 @@ def test_what_was_cut_teaches_as_well() -> None:
 
 
 def test_what_a_sequence_does_moves_what_is_expected_of_it() -> None:
-    acceptance = Acceptance()
+    acceptance = AcceptanceRates()
     copying, writing, new = (Sequence([1]) for _ in range(3))
     assumed = acceptance(new, "lookup", 4)
     for _ in range(20):
@@ -235,7 +235,7 @@ def test_what_a_sequence_does_moves_what_is_expected_of_it() -> None:
     assert acceptance(copying, "lookup", 4) > 0.85
     assert acceptance(writing, "lookup", 4) < 0.15
     assert acceptance(copying, "lookup", 4) > acceptance(new, "lookup", 4) > acceptance(writing, "lookup", 4)
-    assert acceptance(new, "lookup", 5) == Acceptance()(new, "lookup", 5) > assumed  # more evidence, another count
+    assert acceptance(new, "lookup", 5) == AcceptanceRates()(new, "lookup", 5) > assumed  # more evidence, another count
     assert acceptance(new, "forced", 0) == 1
 
 

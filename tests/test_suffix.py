@@ -44,7 +44,7 @@ def proposals(
     draft = drafter.propose(batch, [gamma] * len(batch), walk)
     assert draft.q is None
     walk.settle()
-    return list(zip(draft.spans, map(list, draft.evidence_or_none()), strict=True))
+    return list(zip(draft.spans, map(list, draft.evidence_or_zero()), strict=True))
 
 
 def span_of(context: SequenceOf[int], gamma: int = 8, **how: Any) -> list[int]:

@@ -105,7 +105,7 @@ class Draft:
             for names, chosen in zip(self.sources_or(""), choices, strict=True)
         ]
 
-    def evidence_or_none(self) -> Sequence[Sequence[int]]:
+    def evidence_or_zero(self) -> Sequence[Sequence[int]]:
         """The evidence for each token, 0 where the draft makes no difference."""
         return self.evidence or [[0] * len(span) for span in self.spans]
 

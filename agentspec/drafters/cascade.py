@@ -65,7 +65,7 @@ class Cascade(Drafter):
         if not any(n > 0 for n in gamma):
             return False
         draft = drafter.propose(batch, gamma, walk)
-        names, evidence = draft.sources_or(drafter.name), draft.evidence_or_none()
+        names, evidence = draft.sources_or(drafter.name), draft.evidence_or_zero()
         for b, span in enumerate(draft.spans):
             for k, token in enumerate(span):
                 rows[b].add(token, names[b][k], evidence[b][k], None if draft.q is None else draft.q[b, k])

@@ -110,7 +110,7 @@ def replay(
     while sequence.finish_reason is None:
         batch = Batch([sequence])
         draft = drafter.propose(batch, [min(gamma, sequence.remaining - 1)], Walk(batch, VOCABULARY))
-        [span], [evidence] = draft.spans, draft.evidence_or_none()
+        [span], [evidence] = draft.spans, draft.evidence_or_zero()
         rest = output[sequence.length :]
         agree = next((k for k, (a, b) in enumerate(zip(span, rest, strict=False)) if a != b), len(span))
         yield span, agree, list(evidence)

@@ -15,6 +15,7 @@ from agentspec.constraints import GrammarCompiler, GrammarEngine, Matcher, begin
 from agentspec.detokenizer import Detokenizer
 from agentspec.dice import Acceptance, fresh_seed, sample_seed
 from agentspec.errors import ContextOverflowError, InvalidRequestError
+from agentspec.grammar import Grammar
 from agentspec.job import Delta, Job
 from agentspec.metrics import EngineMetrics
 from agentspec.models import CachingModel, PaddedModel, max_context
@@ -194,7 +195,7 @@ class LocalEngine:
             Sequence(
                 prompt,
                 params,
-                matcher=self._matcher(request),
+                matcher=None if request.grammar is None else self._matcher(request, request.grammar),
                 end_tokens=self._end_tokens,
                 detokenizer=self._detokenizer(params),
                 seed=sample_seed(seed, index),
@@ -216,10 +217,7 @@ class LocalEngine:
         return "coupled" if is_timed and request.params.seed is not None else self.decoder.acceptance
 
     @apart
-    def _matcher(self, request: Request) -> Matcher | None:
-        grammar = request.grammar
-        if grammar is None:
-            return None
+    def _matcher(self, request: Request, grammar: Grammar) -> Matcher:
         if self.tokenizer is None:
             raise InvalidRequestError("Grammars need an engine with a tokenizer.")
         name = request.grammar_engine or self._grammar_engine

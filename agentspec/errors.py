@@ -17,6 +17,10 @@ class GrammarError(InvalidRequestError):
     """A grammar that cannot be compiled for this tokenizer."""
 
 
+class TokenizerError(AgentSpecError, ValueError):
+    """A tokenizer whose tokens cannot be told as bytes."""
+
+
 class ModelLoadError(AgentSpecError, ValueError):
     """A model that cannot be loaded, or whose state cannot be addressed by position."""
 

@@ -19,7 +19,9 @@ from agentspec.constraints.outlines import Compiler
 from agentspec.constraints.outlines import automaton as automata
 from agentspec.constraints.outlines.automaton import Automaton, build
 from agentspec.constraints.outlines.text import literal
-from agentspec.constraints.outlines.vocabulary import TokenTrie, token_bytes
+from agentspec.constraints.outlines.vocabulary import TokenTrie
+from agentspec.errors import TokenizerError
+from agentspec.tokens import token_bytes
 
 FIRST = 1
 TEXTS = ["é", "a b", " naïve 💡", "def f(x):\n\treturn 1", "  ", "\x00"]
@@ -87,10 +89,13 @@ def test_special_added_and_missing_tokens() -> None:
 def test_tokenizers_whose_tokens_are_no_bytes_are_refused_by_name() -> None:
     backend = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1, "##b": 2}, unk_token="[UNK]"))
     backend.decoder = decoders.WordPiece()
-    with pytest.raises(GrammarError, match="WordPiece"):
-        token_bytes(PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]"), 3)
-    with pytest.raises(GrammarError, match="fast tokenizer, got int"):
+    wordpiece = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]")
+    with pytest.raises(TokenizerError, match="WordPiece"):
+        token_bytes(wordpiece, 3)
+    with pytest.raises(TokenizerError, match="fast tokenizer of transformers, got int"):
         token_bytes(3, 3)
+    with pytest.raises(GrammarError, match="WordPiece"):
+        Compiler(wordpiece, 3, cache=None)
 
 
 @pytest.mark.parametrize("regex", ["[0-9]{1,3}-(?:a|bc)*d", "(?s).{0,3}", "é+💡|[a-z]+ing", "yes|no|yes, of course"])

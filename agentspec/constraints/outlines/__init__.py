@@ -25,9 +25,10 @@ from agentspec.cache import DiskCache
 from agentspec.constraints.outlines.automaton import Automaton, build
 from agentspec.constraints.outlines.json_regex import json_regex
 from agentspec.constraints.outlines.text import literal
-from agentspec.constraints.outlines.vocabulary import TokenTrie, token_bytes
-from agentspec.errors import CacheError, GrammarError
+from agentspec.constraints.outlines.vocabulary import TokenTrie
+from agentspec.errors import CacheError, GrammarError, TokenizerError
 from agentspec.grammar import Grammar
+from agentspec.tokens import token_bytes
 
 COMPILED = 64  # grammars kept in memory; 10 KB to 20 MB each
 MASKS = 256  # states of each whose masks are kept, packed
@@ -66,7 +67,10 @@ class Compiler:
     def __init__(
         self, tokenizer: Any, vocab_size: int, cache: DiskCache | Literal["default"] | None = "default"
     ) -> None:
-        self._written = token_bytes(tokenizer, vocab_size)
+        try:
+            self._written = token_bytes(tokenizer, vocab_size)
+        except TokenizerError as error:
+            raise GrammarError(f"Grammars by outlines cannot read these tokens: {error}") from error
         self._trie = TokenTrie(self._written)
         self._cache = _default_cache() if cache == "default" else cache
         self._compiled = functools.lru_cache(maxsize=COMPILED)(self._compile)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from agentspec import CausalLM
 from agentspec.errors import InvalidRequestError
-from agentspec.models.kv_cache import SHORT_TAIL, RaggedKV
+from agentspec.models.kv_cache import SHORT_TAIL, Block, RaggedKV
 
 HEADS, DIM, LAYERS = 2, 4, 2
 SLOT_BYTES = LAYERS * 2 * HEADS * DIM * 4
@@ -33,10 +33,11 @@ def read(kv: RaggedKV, context: list[int], last: int = 1) -> tuple[int, int]:
     kv.reserve(1, len(context))
     row, start = kv.claim(context, limit=len(context) - last)
     news = context[start:]
-    with kv.writing([row], [start], len(news), torch.arange(start, len(context))[None]) as live:
+    block = Block(1, len(news), live=len(context), first=row, start=start)
+    with kv.writing(block, torch.tensor([row]), torch.arange(start, len(context))[None]):
         for layer in range(LAYERS):
             keys, values = kv.update(states(news), states(news), layer)
-            assert keys.shape == values.shape == (1, HEADS, live, DIM)
+            assert keys.shape == values.shape == (1, HEADS, len(context), DIM)
             assert torch.equal(keys, states(context))
             assert torch.equal(values, states(context))
     kv.record(row, news)
@@ -119,14 +120,14 @@ def test_ragged_rows_are_written_and_read_at_their_own_positions(rows: list[int]
     starts = [len(kv.rows[row].tokens) for row in rows]
     slots = torch.tensor(starts)[:, None] + torch.arange(2)
     news = torch.cat([states([21, 22]), states([31, 32])])
-    with kv.writing(rows, starts, 2, slots) as live:
+    block = Block(2, 2, live=max(starts) + 2, first=0 if rows == [0, 1] else None)
+    with kv.writing(block, torch.tensor(rows), slots):
         keys, _ = kv.update(news, news, 0)
         shared = keys.untyped_storage().data_ptr() == kv._keys[0].untyped_storage().data_ptr()
     assert shared == (rows == [0, 1])
     for index, (row, start) in enumerate(zip(rows, starts, strict=True)):
         expected = [*kv.rows[row].tokens, *news[index, 0, :, 0].tolist()]
         assert keys[index, 0, : start + 2, 0].tolist() == expected
-    assert live == max(starts) + 2
 
 
 def test_capacity_doubles_and_keeps_what_is_there() -> None:

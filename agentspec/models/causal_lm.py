@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,14 +12,13 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from agentspec.errors import ContextOverflowError, InvalidRequestError, ModelLoadError
-from agentspec.models.attention import EAGER, LayerMasks, narrow_window, preferred_attention, set_attention
+from agentspec.models.attention import EAGER, narrow_window, preferred_attention, set_attention
+from agentspec.models.forward import SHORT_FEED, Feed, Forward
+from agentspec.models.graphs import Compile, recorder_for
 from agentspec.models.kv_cache import RaggedKV
 from agentspec.models.loading import forward_keywords, load_module, longest_context, parse_dtype
 from agentspec.models.packing import pack_linears, packed_layers, packs
 from agentspec.threads import apart
-
-SHORT_FEED = 32
-"""Tokens up to which the feeds of several rows go padded through one forward; longer ones run row by row."""
 
 _CPU_BUDGET_BYTES = 4 << 30
 _PROBE_WINDOW = 5
@@ -28,24 +26,11 @@ _PROBE_WINDOW = 5
 _PROBE_TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 
 
-@dataclass(frozen=True)
-class _Feed:
-    """What the model still has to read of one context: ``tokens``, from slot ``start`` of KV row ``row`` on."""
-
-    context: int
-    row: int
-    start: int
-    tokens: list[int]
-    last: int
-
-    @property
-    def unasked(self) -> int:
-        """Leading tokens whose logits nobody wants."""
-        return len(self.tokens) - self.last
-
-
 class CausalLM:
     """A decoder-only transformers model as a ``CachingModel``.
+
+    ``compile`` captures passes as CUDA graphs (``"auto"``: on CUDA, and without a word elsewhere); one that cannot be
+    captured is launched kernel by kernel, with one warning and the same results.
 
     ``rows`` contexts are kept cached, within ``memory_budget_bytes`` of K and V (default: 4 GiB on CPU, half of the
     free memory on CUDA); long contexts are read ``prefill_chunk`` tokens at a time. The module is put into evaluation
@@ -62,22 +47,24 @@ class CausalLM:
         rows: int = 8,
         memory_budget_bytes: int | None = None,
         prefill_chunk: int = 512,
+        compile: Compile = "auto",
     ) -> None:
         if rows < 1 or prefill_chunk < 1:
             raise ValueError(f"rows and prefill_chunk must be at least 1, got {rows} and {prefill_chunk}")
-        self._cache_keyword, self._skips_logits = forward_keywords(model)
+        keywords = forward_keywords(model)
         self._max_context = longest_context(model)
-        self._masks = LayerMasks.of(model)
         embeddings: Any = model.get_input_embeddings()
         self._vocab_size: int = embeddings.weight.shape[0]
         self.model = model.eval().requires_grad_(False)
         self.kv = RaggedKV(rows=2, max_slots=self._max_context + SHORT_FEED)
+        self._forward = Forward(self.model, self.kv, keywords)
         self.prefill_chunk = prefill_chunk
         self.computed_tokens = 0
         """Tokens fed to the model so far, padding not counted."""
         self._probe()
         budget = _default_budget(self.device) if memory_budget_bytes is None else memory_budget_bytes
         self.kv.resize(rows=rows, budget_bytes=budget)
+        self._forward.capture_with(recorder_for(compile, self.device))
 
     @classmethod
     @apart
@@ -95,6 +82,7 @@ class CausalLM:
         memory_budget_bytes: int | None = None,
         prefill_chunk: int = 512,
         pack: bool | None = None,
+        compile: Compile = "auto",
     ) -> CausalLM:
         """Load a model from a directory or the hub: safetensors, or ``gguf_file`` within it.
 
@@ -117,7 +105,13 @@ class CausalLM:
         torch.nn.Module.to(model, target)
         if packs(pack, model):
             pack_linears(model)
-        return cls(model, rows=rows, memory_budget_bytes=memory_budget_bytes, prefill_chunk=prefill_chunk)
+        return cls(
+            model,
+            rows=rows,
+            memory_budget_bytes=memory_budget_bytes,
+            prefill_chunk=prefill_chunk,
+            compile=compile,
+        )
 
     @property
     def vocab_size(self) -> int:
@@ -230,11 +224,11 @@ class CausalLM:
     def _serve(self, contexts: dict[int, list[int]], asked: dict[int, int]) -> dict[int, Tensor]:
         """Compute the ``asked`` tails of no more ``contexts`` than there are KV rows: ``{index: [asked, V]}``."""
         tails: dict[int, Tensor] = {}
-        short: list[_Feed] = []
+        short: list[Feed] = []
         try:
             for index, context in contexts.items():
                 row, start = self.kv.claim(context, limit=len(context) - asked[index])
-                feed = _Feed(index, row, start, context[start:], asked[index])
+                feed = Feed(index, row, start, context[start:], asked[index])
                 if len(feed.tokens) > SHORT_FEED:
                     tails[index] = self._read_long(feed)
                 else:
@@ -244,51 +238,33 @@ class CausalLM:
             self.kv.release()
         return tails
 
-    def _read_long(self, feed: _Feed) -> Tensor:
+    def _read_long(self, feed: Feed) -> Tensor:
         """Read one long feed in chunks; returns its asked logits ``[last, V]``."""
         kept = [self._no_logits()]
         for offset in range(0, len(feed.tokens), self.prefill_chunk):
             tokens = feed.tokens[offset : offset + self.prefill_chunk]
             wanted = min(len(tokens), max(0, offset + len(tokens) - feed.unasked))
-            logits = self._forward([_Feed(feed.context, feed.row, feed.start + offset, tokens, wanted)])  # [1, kept, V]
+            logits = self._pass([Feed(feed.context, feed.row, feed.start + offset, tokens, wanted)])  # [1, kept, V]
             kept.append(logits[0, logits.shape[1] - wanted :].float())
         return torch.cat(kept)
 
-    def _read_short(self, feeds: list[_Feed]) -> dict[int, Tensor]:
+    def _read_short(self, feeds: list[Feed]) -> dict[int, Tensor]:
         """Read short feeds of ascending rows in one forward: ``{context: [last, V]}``."""
         tails = {feed.context: self._no_logits() for feed in feeds}
         feeds = [feed for feed in feeds if feed.tokens]
         if feeds:
-            logits = self._forward(feeds)  # [B, kept, V]
+            logits = self._pass(feeds)  # [B, kept, V]
             dropped = max(len(feed.tokens) for feed in feeds) - logits.shape[1]
             for feed, scores in zip(feeds, logits, strict=True):
                 if feed.last:
                     tails[feed.context] = scores[feed.unasked - dropped : len(feed.tokens) - dropped].float()
         return tails
 
-    def _forward(self, feeds: list[_Feed]) -> Tensor:
-        """One pass over right-padded feeds of ascending rows: logits of the block's last columns ``[B, kept, V]``."""
-        width = max(len(feed.tokens) for feed in feeds)
-        keep = width - min((feed.unasked for feed in feeds if feed.last), default=width - 1)
-        ids = torch.tensor([feed.tokens + [0] * (width - len(feed.tokens)) for feed in feeds], device=self.device)
-        bounds = torch.tensor([[feed.start, feed.start + len(feed.tokens) - 1] for feed in feeds], device=self.device)
-        slots = bounds[:, :1] + torch.arange(width, device=self.device)  # [B, width]
-        rows, starts = [feed.row for feed in feeds], [feed.start for feed in feeds]
-        with self.kv.writing(rows, starts, width, slots) as live:
-            output = self.model(
-                input_ids=ids,
-                attention_mask=self._masks.build(slots, live, self.dtype),
-                # Padding repeats its row's last position: one further on may not exist.
-                position_ids=torch.minimum(slots, bounds[:, 1:]),
-                use_cache=True,
-                **{self._cache_keyword: self.kv},
-                **({"logits_to_keep": keep} if self._skips_logits else {}),
-            )
-        for feed in feeds:
-            self.kv.record(feed.row, feed.tokens)
-            self.computed_tokens += len(feed.tokens)
-        logits: Tensor = output.logits[:, -keep:, : self.vocab_size]
-        return logits
+    def _pass(self, feeds: list[Feed]) -> Tensor:
+        """One pass over feeds of ascending rows: logits of their last columns ``[B, kept, V]``."""
+        logits = self._forward(feeds)
+        self.computed_tokens += sum(len(feed.tokens) for feed in feeds)
+        return logits[..., : self.vocab_size]
 
     def _no_logits(self) -> Tensor:
         return torch.empty(0, self.vocab_size, device=self.device)
@@ -305,7 +281,7 @@ class CausalLM:
         kind = type(self.model).__name__
         try:
             with narrow_window(self.model, _PROBE_WINDOW):
-                self._masks = LayerMasks.of(self.model)
+                self._forward.read_config()
                 attention = preferred_attention(self.model)
                 set_attention(self.model, EAGER)
                 expected = [self._uncached(left), self._uncached(right)]
@@ -314,7 +290,7 @@ class CausalLM:
                 # A draft that will be rejected, then blocks of different length at different positions.
                 self.next_logits([[*left[:3], *right[:4]], right[: length // 2 + 1]], [1, 1])
                 found = self.next_logits([left, right[:-1]], [length - 3, 3])
-            self._masks = LayerMasks.of(self.model)
+            self._forward.read_config()
         except (ModelLoadError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:

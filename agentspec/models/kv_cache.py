@@ -35,19 +35,31 @@ class Row:
 
 
 @dataclass(frozen=True)
-class _Block:
-    """Where the forward in progress writes: ``width`` slots from ``starts[i]`` on in row ``rows[i]``."""
+class Block:
+    """The shape of a forward.
 
-    rows: Sequence[int]
-    starts: Sequence[int]
+    Args:
+        rows: how many KV rows it writes.
+        width: slots that it writes in each.
+        live: slots that attention reads, from the first on.
+        first: the first of consecutive rows, which are read as a view; None where rows are gathered.
+        start: of a single row, the first slot written; None where slots are looked up in a tensor.
+    """
+
+    rows: int
     width: int
-    index: tuple[Tensor, Tensor] | None  # rows [B, 1] and slots [B, width]; None for a single row
-    row_ids: Tensor | None  # [B], None where the rows are consecutive
+    live: int
+    first: int | None = None
+    start: int | None = None
 
-    @property
-    def live(self) -> int:
-        """Slots that attention has to read."""
-        return max(self.starts) + self.width
+
+@dataclass(frozen=True)
+class _Writing:
+    """The forward in progress: its shape, and where it writes."""
+
+    block: Block
+    rows: Tensor  # [B]
+    slots: Tensor  # [B, width]
 
 
 @dataclass(frozen=True)
@@ -88,8 +100,10 @@ class RaggedKV(Cache):
         self.rows = [Row() for _ in range(rows)]
         self._keys: dict[int, Tensor] = {}  # layer -> [rows, kv_heads, capacity, head_dim]
         self._values: dict[int, Tensor] = {}
+        self.layout = 0
+        """Another number means that K and V have moved to other tensors."""
         self._clock = 0
-        self._block: _Block | None = None
+        self._writing: _Writing | None = None
 
     # --- who holds what ---------------------------------------------------------------------------------------------
 
@@ -208,6 +222,7 @@ class RaggedKV(Cache):
                 for destination, (origin, row) in enumerate(zip(origins, kept, strict=True)):
                     new[destination, :, : len(row.tokens)] = old[origin, :, : len(row.tokens)]
                 stores[layer] = new
+        self.layout += 1
         self.rows = kept + [Row() for _ in range(rows - len(kept))]
         self.capacity = capacity
 
@@ -225,33 +240,30 @@ class RaggedKV(Cache):
     # --- the forward in progress ------------------------------------------------------------------------------------
 
     @contextmanager
-    def writing(self, rows: Sequence[int], starts: Sequence[int], width: int, slots: Tensor) -> Iterator[int]:
-        """Within this context a forward writes ``slots`` [B, width], which begin at ``starts``, of ``rows``.
+    def writing(self, block: Block, rows: Tensor, slots: Tensor) -> Iterator[None]:
+        """Within this context a forward writes ``slots`` [B, width] of ``rows`` [B].
 
-        Yields how many slots attention has to read. Ascending ``rows`` without a gap are read as a view; others are
-        gathered. Columns that only pad land behind the tokens of their row, where the next write replaces them.
+        Columns that only pad land behind the tokens of their row, where the next write replaces them.
         """
-        consecutive = list(rows) == list(range(rows[0], rows[0] + len(rows)))
-        row_ids = torch.tensor(rows, device=slots.device) if len(rows) > 1 else None
-        index = None if row_ids is None else (row_ids[:, None], slots)
-        self._block = _Block(rows, starts, width, index, None if consecutive else row_ids)
+        self._writing = _Writing(block, rows, slots)
         try:
-            yield self._block.live
+            yield
         finally:
-            self._block = None
+            self._writing = None
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Write a layer's new K and V [B, kv_heads, width, dim]; returns all live ones [B, kv_heads, live, dim]."""
-        if self._block is None:
+        if self._writing is None:
             raise RuntimeError("a forward with this cache has to run inside RaggedKV.writing(...), in inference mode")
         if layer_idx not in self._keys:
             self._keys[layer_idx] = self._allocate(key_states)
             self._values[layer_idx] = self._allocate(value_states)
+            self.layout += 1
         return (
-            _write(self._keys[layer_idx], key_states, self._block),
-            _write(self._values[layer_idx], value_states, self._block),
+            _write(self._keys[layer_idx], key_states, self._writing),
+            _write(self._values[layer_idx], value_states, self._writing),
         )
 
     def _allocate(self, states: Tensor) -> Tensor:
@@ -260,11 +272,11 @@ class RaggedKV(Cache):
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Slots before the block in progress (of the longest row); 0 outside a forward."""
-        return max(self._block.starts) if self._block is not None else 0
+        return self._writing.block.live - self._writing.block.width if self._writing is not None else 0
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         """Keys that attention reads, and their offset."""
-        return (self._block.live if self._block is not None else query_length), 0
+        return (self._writing.block.live if self._writing is not None else query_length), 0
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
         """Longest a row may become, in slots."""
@@ -282,7 +294,7 @@ class RaggedKV(Cache):
     def check_integrity(self) -> None:
         """Raise ``RuntimeError`` naming whatever is wrong with an idle cache; return when all is well."""
         wrong: list[str] = []
-        if self._block is not None:
+        if self._writing is not None:
             wrong.append("a forward is still open")
         if not 1 <= len(self.rows) <= self.max_rows:
             wrong.append(f"{len(self.rows)} rows, expected 1 to {self.max_rows}")
@@ -310,18 +322,17 @@ class RaggedKV(Cache):
             raise RuntimeError("KV cache is inconsistent: " + "; ".join(wrong))
 
 
-def _write(store: Tensor, states: Tensor, block: _Block) -> Tensor:
+def _write(store: Tensor, states: Tensor, writing: _Writing) -> Tensor:
     """Put ``states`` [B, heads, width, dim] into their slots; returns the live part of their rows."""
-    first = block.rows[0]
-    if block.index is None:
-        store[first, :, block.starts[0] : block.starts[0] + block.width] = states[0]
+    block = writing.block
+    if block.first is not None and block.start is not None:
+        store[block.first, :, block.start : block.start + block.width] = states[0]
     else:
-        rows, slots = block.index
-        store[rows, :, slots] = states.transpose(1, 2)  # both [B, width, heads, dim]
+        store[writing.rows[:, None], :, writing.slots] = states.transpose(1, 2)  # both [B, width, heads, dim]
     live = store[:, :, : block.live]
-    if block.row_ids is None:
-        return live[first : first + len(block.rows)]
-    return live.index_select(0, block.row_ids)
+    if block.first is not None:
+        return live[block.first : block.first + block.rows]
+    return live.index_select(0, writing.rows)
 
 
 def _common_prefix(left: Sequence[int], right: Sequence[int]) -> int:

@@ -1,0 +1,112 @@
+"""One pass of a transformers module over blocks of tokens in KV rows, as a function of one table of integers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from agentspec.models.attention import LayerMasks
+from agentspec.models.graphs import Graphs, Recorder, round_live, round_width
+from agentspec.models.kv_cache import Block, RaggedKV
+
+SHORT_FEED = 32
+"""Tokens up to which the feeds of several rows go padded through one forward; longer ones run row by row."""
+
+_ROW, _START, _END, _IDS = range(4)  # columns of a table: KV row, first slot, slot behind the last, then the ids
+
+
+@dataclass(frozen=True)
+class Feed:
+    """What the model still has to read of one context: ``tokens``, from slot ``start`` of KV row ``row`` on."""
+
+    context: int
+    row: int
+    start: int
+    tokens: list[int]
+    last: int
+
+    @property
+    def unasked(self) -> int:
+        """Leading tokens whose logits nobody wants."""
+        return len(self.tokens) - self.last
+
+
+class Forward:
+    """Passes of ``model`` that write and read the rows of ``kv``; ``keywords`` as ``forward_keywords`` tells them."""
+
+    def __init__(self, model: PreTrainedModel, kv: RaggedKV, keywords: tuple[str, bool]) -> None:
+        self._cache_keyword, self._skips_logits = keywords
+        self._model = model
+        self._kv = kv
+        self._masks = LayerMasks.of(model)
+        self.graphs = Graphs(None)
+
+    def read_config(self) -> None:
+        """Take the kinds and windows of the layers from the module's config, which has changed."""
+        self._masks = LayerMasks.of(self._model)
+
+    def capture_with(self, recorder: Recorder | None) -> None:
+        """Capture passes from now on; None for no longer."""
+        self.graphs = Graphs(recorder)
+
+    def __call__(self, feeds: Sequence[Feed]) -> Tensor:
+        """Logits of the last columns of right-padded feeds of ascending rows, ``[B, kept, V]`` in the model's dtype.
+
+        Padding is cut off: the last column is that of the longest feed's last token.
+        """
+        width = max(len(feed.tokens) for feed in feeds)
+        keep = width - min((feed.unasked for feed in feeds if feed.last), default=width - 1)
+        rows = [feed.row for feed in feeds]
+        is_run = rows == list(range(rows[0], rows[0] + len(rows)))
+        live = max(feed.start for feed in feeds) + width
+        block = Block(len(rows), width, live, rows[0] if is_run else None, feeds[0].start if len(rows) == 1 else None)
+        if self.graphs.is_on and width <= SHORT_FEED:
+            block = self._rounded(block)
+            logits = self.graphs.run(
+                lambda table: self._compute(block, block.width, table),
+                _table(feeds, block.width),
+                self._model.device,
+                block,
+                self._kv.layout,
+            )
+        else:
+            table = _table(feeds, width).to(self._model.device)
+            logits = self._compute(block, keep, table)
+        for feed in feeds:
+            self._kv.record(feed.row, feed.tokens)
+        end = logits.shape[1] - (block.width - width)
+        return logits[:, end - keep : end]
+
+    def _rounded(self, block: Block) -> Block:
+        width = round_width(block.width)
+        live = round_live(block.live - block.width + width, self._kv.capacity)
+        return replace(block, width=width, live=live, start=None)
+
+    def _compute(self, block: Block, keep: int, table: Tensor) -> Tensor:
+        """The pass itself, ``[B, keep, V]``. Of the numbers that differ from call to call it reads only the table."""
+        slots = table[:, _START, None] + torch.arange(block.width, device=table.device)  # [B, width]
+        with self._kv.writing(block, table[:, _ROW], slots):
+            output = self._model(
+                input_ids=table[:, _IDS:],
+                attention_mask=self._masks.build(slots, block.live, self._model.dtype),
+                # Padding repeats its row's last position: one further on may not exist.
+                position_ids=torch.minimum(slots, table[:, _END, None] - 1),
+                use_cache=True,
+                **{self._cache_keyword: self._kv},
+                **({"logits_to_keep": keep} if self._skips_logits else {}),
+            )
+        logits: Tensor = output.logits[:, -keep:]
+        return logits
+
+
+def _table(feeds: Sequence[Feed], width: int) -> Tensor:
+    """``[B, 3 + width]`` on the host: KV row, first slot, slot behind the last, and the padded ids."""
+    rows = [
+        [feed.row, feed.start, feed.start + len(feed.tokens), *feed.tokens, *[0] * (width - len(feed.tokens))]
+        for feed in feeds
+    ]
+    return torch.tensor(rows)

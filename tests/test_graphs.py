@@ -1,0 +1,142 @@
+"""Captured passes compute what launched ones do: in any order of shapes, after K and V moved, where capture fails."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from tape import TapeRecorder
+from test_causal_lm import ask, uncached, walk
+from tiny import ARCHITECTURES, MAX_CONTEXT, VOCABULARY, llama
+from torch import Tensor
+
+from agentspec.models.causal_lm import CausalLM
+from agentspec.models.graphs import Graphs, recorder_for, round_live, round_width
+
+CPU = torch.device("cpu")
+
+
+def captured(model: CausalLM, most: int = 64) -> TapeRecorder:
+    """Let ``model`` capture its passes on a tape."""
+    recorder = TapeRecorder()
+    model._forward.capture_with(recorder)
+    model._forward.graphs._most = most
+    return recorder
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_captured_scores_equal_uncached_ones_on_a_random_walk(name: str) -> None:
+    lm = CausalLM(ARCHITECTURES[name](), rows=3, prefill_chunk=16)
+    recorder = captured(lm)
+    walk(lm, ARCHITECTURES[name](), seed=1, steps=40)
+    assert recorder.recorded == len(lm._forward.graphs) > 3
+    assert lm._forward.graphs.replays > 5
+
+
+def test_a_walk_in_which_graphs_give_way_stays_correct() -> None:
+    lm = CausalLM(llama(), rows=3)
+    recorder = captured(lm, most=4)
+    walk(lm, llama(), seed=2, steps=60)
+    kept = len(lm._forward.graphs)
+    assert kept <= 4 < recorder.recorded
+
+
+def test_a_block_is_captured_the_second_time_and_replayed_from_then_on() -> None:
+    lm = CausalLM(llama(), rows=2)
+    recorder = captured(lm)
+    context = [1, 2, 3]
+    recorded, replayed = [], []
+    for token in range(4, 8):
+        context.append(token)
+        ask(lm, llama(), [list(context)], [1])
+        recorded.append(recorder.recorded)
+        replayed.append(lm._forward.graphs.replays)
+    assert recorded == [0, 0, 1, 1]  # the first block was of four tokens, those behind it of one
+    assert replayed == [0, 0, 1, 2]
+
+
+def test_scores_that_were_handed_out_do_not_change_with_the_next_pass() -> None:
+    lm = CausalLM(llama(), rows=2)
+    captured(lm)
+    context, kept = [1, 2, 3, 4], []
+    for token in range(5, 10):
+        context.append(token)
+        kept.append(lm.next_logits([list(context)], [1])[0])
+    for end, scores in enumerate(kept, 5):
+        torch.testing.assert_close(scores, uncached(llama(), context[:end])[-1:], rtol=1e-4, atol=1e-5)
+
+
+def test_graphs_are_dropped_when_keys_and_values_move() -> None:
+    lm = CausalLM(llama(), rows=2)
+    captured(lm)
+    context = [1, 2, 3]
+    for token in range(4, 8):
+        context.append(token)
+        lm.next_logits([list(context)], [1])
+    assert len(lm._forward.graphs) == 1
+    layout = lm.kv.layout
+    long = [random.Random(0).randrange(VOCABULARY) for _ in range(MAX_CONTEXT - 40)]
+    lm.kv.clear()
+    ask(lm, llama(), [long], [1])
+    assert lm.kv.layout != layout
+    ask(lm, llama(), [[*context, 9]], [1])
+    assert len(lm._forward.graphs) == 0
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_capture_that_fails_warns_once_and_changes_nothing() -> None:
+    tries = []
+
+    def failing(function: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
+        tries.append(1)
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    lm = CausalLM(llama(), rows=3)
+    lm._forward.capture_with(failing)
+    with pytest.warns(RuntimeWarning, match="not permitted when stream is capturing") as warned:
+        walk(lm, llama(), seed=1, steps=30)
+    assert len(warned) == len(tries) == 1
+    assert not lm._forward.graphs.is_on
+
+
+def test_what_reads_a_number_from_the_device_cannot_be_captured_and_is_launched() -> None:
+    graphs = Graphs(TapeRecorder())
+    table = torch.tensor([[1, 2]])
+
+    def compute(numbers: Tensor) -> Tensor:
+        return numbers * int(numbers.max())
+
+    assert graphs.run(compute, table, CPU, "a", 0).tolist() == [[2, 4]]
+    with pytest.warns(RuntimeWarning, match="was read from the device"):
+        assert graphs.run(compute, table, CPU, "a", 0).tolist() == [[2, 4]]
+    assert graphs.run(compute, table + 1, CPU, "a", 0).tolist() == [[6, 9]]
+
+
+def test_compile_is_auto_true_or_false() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert (
+            recorder_for("auto", CPU) is recorder_for(False, CPU) is recorder_for(False, torch.device("cuda")) is None
+        )
+    assert recorder_for("auto", torch.device("cuda")) is not None
+    with pytest.warns(RuntimeWarning, match="captures CUDA graphs, and this model is on cpu"):
+        assert recorder_for(True, CPU) is None
+    with pytest.raises(ValueError, match="compile must be 'auto', True or False, got 'yes'"):
+        CausalLM(llama(), compile="yes")  # type: ignore[arg-type]
+
+
+def test_compile_true_on_a_cpu_warns_and_computes_the_same() -> None:
+    with pytest.warns(RuntimeWarning, match="with the same results"):
+        lm = CausalLM(llama(), compile=True)
+    ask(lm, llama(), [[1, 2, 3]], [2])
+
+
+def test_shapes_are_rounded_up_to_a_few() -> None:
+    assert [round_width(w) for w in (1, 2, 3, 5, 9, 17, 32)] == [1, 2, 4, 8, 16, 32, 32]
+    assert [round_live(n, 10**6) for n in (1, 256, 257, 385, 513, 769, 1025)] == [256, 256, 384, 512, 768, 1024, 1536]
+    assert round_live(700, 720) == 720
+    for live in range(1, 3000, 7):
+        assert live <= round_live(live, 10**6) <= max(256, 1.5 * live)

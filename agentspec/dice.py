@@ -14,6 +14,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from agentspec.device import upload
+
 MASK_64 = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
 
@@ -38,8 +40,8 @@ class Dice:
     """
 
     def __init__(self, seeds: Sequence[int], positions: Sequence[int], device: torch.device | str = "cpu") -> None:
-        self._seeds = _mix(torch.tensor([_signed(s) for s in seeds], device=device))
-        self._positions = torch.tensor(list(positions), device=device)
+        self._seeds = _mix(upload(torch.tensor([_signed(s) for s in seeds]), device))
+        self._positions = upload(torch.tensor(list(positions)), device)
 
     def uniform(self, role: Role, offsets: Tensor, edges: Tensor | None = None) -> Tensor:
         """Uniforms in [0, 1), float64, of the shape of ``offsets`` (``[B]`` or ``[B, K]``, counted from the position).

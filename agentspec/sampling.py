@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from agentspec.device import vector
 from agentspec.errors import InvalidRequestError
 
 LEAST_TEMPERATURE = 1e-5
@@ -198,7 +199,7 @@ def warp(
     ):
         rows = [b for b, value in enumerate(values) if value != neutral]
         if rows:
-            setting = scores.new_tensor([values[b] for b in rows]).view(-1, 1, 1)
+            setting = vector([values[b] for b in rows], scores).view(-1, 1, 1)
             scores = scores.index_copy(0, _index(rows, scores), keep(scores[rows], setting))
     return scores.softmax(-1)
 
@@ -216,7 +217,7 @@ def _adjust(scores: Tensor, params: SamplingParams, prefix: Prefix, k: int) -> T
     steps = {i: -params.presence_penalty - params.frequency_penalty * n for i, n in counts.items()}
     for shift in (steps if params.presence_penalty or params.frequency_penalty else {}, params.logit_bias):
         if shift:
-            scores = scores.index_add(0, _index(list(shift), scores), scores.new_tensor(list(shift.values())))
+            scores = scores.index_add(0, _index(list(shift), scores), vector(list(shift.values()), scores))
     ends = prefix.end_tokens if len(text) < params.min_tokens else ()
     illegal = [*params.banned_token_ids, *ends]
     if illegal:
@@ -234,13 +235,13 @@ def _adjust(scores: Tensor, params: SamplingParams, prefix: Prefix, k: int) -> T
 
 
 def _index(rows: list[int], like: Tensor) -> Tensor:
-    return torch.tensor(rows, device=like.device)
+    return vector(rows, like, torch.long)
 
 
 def _apply_temperature(scores: Tensor, temperatures: list[float]) -> Tensor:
     """Scores over temperature; in the limit 0 all mass lies on the first best token."""
-    greedy = scores.new_tensor([t == 0 for t in temperatures], dtype=torch.bool).view(-1, 1, 1)
-    divisor = scores.new_tensor([t or 1.0 for t in temperatures]).view(-1, 1, 1)
+    greedy = vector([t == 0 for t in temperatures], scores, torch.bool).view(-1, 1, 1)
+    divisor = vector([t or 1.0 for t in temperatures], scores).view(-1, 1, 1)
     if not any(t == 0 for t in temperatures):
         return scores / divisor
     # A finite score for the best token, but -inf where no token is legal: that is no law, greedy or not.

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from agentspec.constraints import Walk
+from agentspec.device import Stopwatch, wait_for
 from agentspec.dice import DICE, Acceptance, Dice, Role
 from agentspec.draft_length import Auto, DraftLength, Fixed
 from agentspec.drafters import Draft, Drafter, NoDrafter
@@ -35,10 +36,24 @@ class Verdict:
     accepted: Tensor
     token: Tensor
 
-    def blocks(self, draft: Draft) -> list[list[int]]:
-        """What each row emits: the accepted prefix of its draft, and the token behind it."""
-        told = zip(draft.spans, self.accepted.tolist(), self.token.tolist(), strict=True)
-        return [[*span[:n], token] for span, n, token in told]
+    def blocks(self, draft: Draft, p: Tensor) -> list[list[int]]:
+        """What each row emits: the accepted prefix of its draft, and the token behind it.
+
+        It is here that the host waits for the device, once a round.
+
+        Raises:
+            InvalidRequestError: where a row's last token was to be drawn from no law. Positions behind it were never
+                reached.
+        """
+        rows = torch.arange(len(p), device=p.device)
+        has_no_law = p[rows, self.accepted, 0].isnan()
+        told = torch.stack([self.accepted, self.token, has_no_law.long()], dim=1).tolist()
+        if any(is_lawless for _, _, is_lawless in told):
+            raise InvalidRequestError(
+                "No token may come next: the grammar has a dead end here, or it, banned ids, min_tokens and a "
+                "logits_processor together leave none; loosen one of them."
+            )
+        return [[*span[:n], token] for span, (n, token, _) in zip(draft.spans, told, strict=True)]
 
 
 def verify(p: Tensor, draft: Draft, dice: Dice) -> Verdict:
@@ -127,19 +142,20 @@ class SpeculativeDecoder:
             laps.lap("draft_s")
             drafting = laps.total_s
             laps.move(walk.seconds, "draft_s", to="mask_s")
-            logits = self.target.next_logits(batch.contexts(draft.spans), [len(span) + 1 for span in draft.spans])
+            with Stopwatch(self.device) as watch:
+                logits = self.target.next_logits(batch.contexts(draft.spans), [len(span) + 1 for span in draft.spans])
             laps.lap("verify_s")
             masks = walk.masks(draft.spans)
-            laps.lap("mask_s")
+            masked_at = laps.lap("mask_s")
             p = warp(logits, batch.params, masks, batch.prefixes(draft.spans))
-            verdict = VERIFY[batch.acceptance](p, draft, batch.dice)
-            _expect_law(p, verdict)
+            blocks = VERIFY[batch.acceptance](p, draft, batch.dice).blocks(draft, p)
         finally:
             walk.settle()  # until the commit a round changes nothing, so that one that fails can be played again
         before = batch.detokenize_seconds
-        blocks, width = verdict.blocks(draft), 1 + max(map(len, draft.spans))
+        width = 1 + max(map(len, draft.spans))
         rows = _commit(batch, draft, blocks, walk, p, logits)
         laps.lap("sample_s")
+        laps.move(watch.runs_past(masked_at), "sample_s", to="verify_s")
         self.draft_length.learn(batch, offered, blocks, width, laps.total_s - drafting)
         laps.move(batch.detokenize_seconds - before, "sample_s", to="detokenize_s")
         return RoundStats(rows, laps.seconds, width)
@@ -152,21 +168,13 @@ class SpeculativeDecoder:
         laps, known = Laps(), [context for context in contexts if context]
         if known and isinstance(self.target, CachingModel):
             self.target.next_logits(known, [0] * len(known))
+            wait_for(self.device)
         laps.lap("prefill_s")
         if known and isinstance(self.drafter, Drafter):
             self.drafter.prefill(known)
+            wait_for(self.device)
         laps.lap("draft_prefill_s")
         return laps.seconds
-
-
-def _expect_law(p: Tensor, verdict: Verdict) -> None:
-    """Raise where a row's last token was to be drawn from no law. Positions behind it were never reached."""
-    rows = torch.arange(len(p), device=p.device)
-    if bool(p[rows, verdict.accepted, 0].isnan().any()):
-        raise InvalidRequestError(
-            "No token may come next: the grammar has a dead end here, or it, banned ids, min_tokens and a "
-            "logits_processor together leave none; loosen one of them."
-        )
 
 
 def _commit(

@@ -20,9 +20,8 @@ FORCED = "forced"
 class Laps:
     """A stopwatch: each lap books the seconds since the last one under a name.
 
-    It reads the host's clock and waits for no device. On CUDA a phase that only launches kernels is short, and the next
-    one that needs their results (the verdict, whose tokens come to the host: ``sample_s``) has their seconds; the sum
-    of a round is right.
+    It reads the host's clock and waits for no device: a phase that only launches kernels is short, and who knows how
+    long they took (``device.Stopwatch``) moves the seconds that a later phase waited for them.
     """
 
     def __init__(self) -> None:
@@ -34,14 +33,16 @@ class Laps:
         """All that was booked so far."""
         return sum(self.seconds.values())
 
-    def lap(self, name: str) -> None:
-        """Book the time since the last lap under ``name``."""
+    def lap(self, name: str) -> float:
+        """Book the time since the last lap under ``name``; returns now, as ``time.perf_counter`` tells it."""
         now = time.perf_counter()
         self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
         self._last = now
+        return now
 
     def move(self, seconds: float, source: str, to: str) -> None:
-        """Book ``seconds`` already counted under ``source`` under ``to`` instead."""
+        """Book ``seconds`` already counted under ``source`` (as far as there are so many) under ``to`` instead."""
+        seconds = min(seconds, self.seconds[source])
         self.seconds[source] -= seconds
         self.seconds[to] = self.seconds.get(to, 0.0) + seconds
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from agentspec.constraints.thinking import BudgetedMatcher
+from agentspec.device import upload
 from agentspec.errors import GrammarError
 from agentspec.grammar import Grammar
 from agentspec.sampling import Prefix
@@ -208,7 +209,7 @@ class Walk:
                 if mask is not None:
                     stacked[row, k] = mask
         self.seconds += time.perf_counter() - started
-        return stacked.to(self._device)
+        return upload(stacked, self._device)
 
 
 class _RowWalk:

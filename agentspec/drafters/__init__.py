@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from agentspec.constraints import Walk
+from agentspec.device import upload
 from agentspec.models import LanguageModel
 from agentspec.sequence import Batch
 
@@ -36,6 +37,7 @@ class Draft:
         sources: per row, the name of the drafter of each token; empty where all are the proposing drafter's.
         evidence: per row, how strongly each token is supported, as a small integer: tokens of one drafter and evidence
             are taken to be accepted equally often. Empty where the drafter makes no difference.
+        on_host: per row, the drafted ids, where they are known beside the device that holds ``tokens``.
     """
 
     tokens: Tensor
@@ -43,6 +45,7 @@ class Draft:
     q: Tensor | None = None
     sources: Sequence[Sequence[str]] = ()
     evidence: Sequence[Sequence[int]] = ()
+    on_host: Sequence[Sequence[int]] | None = None
 
     @classmethod
     def of_spans(
@@ -57,16 +60,19 @@ class Draft:
         width = max(map(len, spans), default=0)
         padded = [[*span, *[0] * (width - len(span))] for span in spans]
         return cls(
-            torch.tensor(padded, dtype=torch.long, device=device).view(len(spans), width),
-            torch.tensor([len(span) for span in spans], device=device),
+            upload(torch.tensor(padded, dtype=torch.long).view(len(spans), width), device),
+            upload(torch.tensor([len(span) for span in spans]), device),
             q,
             sources,
             evidence,
+            spans,
         )
 
     @cached_property
     def spans(self) -> list[list[int]]:
         """The drafted ids of each row."""
+        if self.on_host is not None:
+            return [list(span) for span in self.on_host]
         return [row[:n] for row, n in zip(self.tokens.tolist(), self.lengths.tolist(), strict=True)]
 
     @cached_property
@@ -92,6 +98,7 @@ class Draft:
             None if self.q is None or not width else self.q[:, :width],
             [row[:width] for row in self.sources],
             [row[:width] for row in self.evidence],
+            [span[:width] for span in self.spans],
         )
 
     def drawn_lengths(self, drawing: Collection[str] = ()) -> list[int]:

@@ -144,7 +144,10 @@ class CausalLM:
     def fingerprint(self) -> str:
         """Tells models of other sizes or types apart, as far as that matters for what a pass costs."""
         packed = packed_layers(self.model)
-        return f"{type(self.model).__name__} {self.dtype} {packed} packed {self.model.config.to_json_string()}"
+        captured = "captured" if self._forward.graphs.is_on else "launched"
+        return (
+            f"{type(self.model).__name__} {self.dtype} {packed} packed {captured} {self.model.config.to_json_string()}"
+        )
 
     @property
     def end_tokens(self) -> frozenset[int]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from agentspec.device import upload
 from agentspec.models.attention import LayerMasks
 from agentspec.models.graphs import Graphs, Recorder, round_live, round_width
 from agentspec.models.kv_cache import Block, RaggedKV
@@ -74,8 +75,7 @@ class Forward:
                 self._kv.layout,
             )
         else:
-            table = _table(feeds, width).to(self._model.device)
-            logits = self._compute(block, keep, table)
+            logits = self._compute(block, keep, upload(_table(feeds, width), self._model.device))
         for feed in feeds:
             self._kv.record(feed.row, feed.tokens)
         end = logits.shape[1] - (block.width - width)

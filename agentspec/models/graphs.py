@@ -16,6 +16,8 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from agentspec.device import pinned, upload
+
 Compile = bool | Literal["auto"]
 """Whether passes are captured: where it can be done (``"auto"``), or as told."""
 
@@ -115,7 +117,7 @@ class Graphs:
         if graph is None:
             return compute(upload(table, device))
         self._graphs.move_to_end(shape)
-        graph.table.copy_(_pinned(table, device), non_blocking=True)
+        graph.table.copy_(pinned(table, device), non_blocking=True)
         graph.replay()
         self.replays += 1
         return graph.result.clone()  # the next replay writes over it
@@ -178,12 +180,3 @@ def round_live(live: int, capacity: int) -> int:
     while rounded < live:
         rounded = rounded * 3 // 2 if rounded & (rounded - 1) == 0 else rounded * 4 // 3
     return min(rounded, capacity)
-
-
-def upload(host: Tensor, device: torch.device) -> Tensor:
-    """A copy on the device (on the CPU the tensor itself) that the host does not wait for."""
-    return _pinned(host, device).to(device, non_blocking=True)
-
-
-def _pinned(host: Tensor, device: torch.device) -> Tensor:
-    return host.pin_memory() if device.type == "cuda" else host

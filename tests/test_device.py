@@ -1,0 +1,116 @@
+"""The host beside a device: it waits once a round, and the seconds it waited go to what it waited for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from enumeration import TableModel
+from torch import Tensor
+
+from agentspec import device, speculative
+from agentspec.constraints import Walk
+from agentspec.device import Stopwatch, upload, vector, wait_for
+from agentspec.drafters import Draft, Drafter
+from agentspec.sampling import SamplingParams
+from agentspec.sequence import Batch
+from agentspec.sequence import Sequence as TokenSequence
+from agentspec.speculative import SpeculativeDecoder
+from agentspec.stats import Laps
+
+CPU = torch.device("cpu")
+READS = ("tolist", "item", "__bool__", "__int__", "__float__", "__index__")
+
+
+class Says(Drafter):
+    """Drafts the same token again and again."""
+
+    name = "says"
+
+    def propose(self, batch: Batch, gamma: Sequence[int], walk: Walk) -> Draft:
+        return Draft.of_spans([[1] * n for n in gamma], batch.device)
+
+
+def batch_of(rows: int, temperature: float) -> Batch:
+    params = SamplingParams(temperature=temperature, max_tokens=9)
+    return Batch([TokenSequence([0, 1, 2], params, seed=seed) for seed in range(rows)])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_the_host_reads_from_the_device_once_a_round(
+    temperature: float, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[str] = []
+    decoder = SpeculativeDecoder(TableModel(), Says(), gamma=3)
+    batch = batch_of(rows, temperature)
+    for name in READS:
+        original = getattr(Tensor, name)
+
+        def read(self: Tensor, *args: Any, _name: str = name, _original: Any = original) -> Any:
+            reads.append(_name)
+            return _original(self, *args)
+
+        monkeypatch.setattr(Tensor, name, read)
+    decoder.round(batch)
+    assert reads == ["tolist"]
+
+
+def test_seconds_that_a_phase_waited_for_another_are_booked_where_they_belong(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Late(Stopwatch):
+        """As if the device had been at the pass until a moment ago."""
+
+        def runs_past(self, moment: float) -> float:
+            assert 0 < moment <= time.perf_counter()
+            return time.perf_counter() - moment
+
+    decoder = SpeculativeDecoder(TableModel())
+    plain = decoder.round(batch_of(1, 0.0)).seconds
+    monkeypatch.setattr(speculative, "Stopwatch", Late)
+    late = decoder.round(batch_of(1, 0.0)).seconds
+    assert plain["sample_s"] > 0
+    assert late["sample_s"] == pytest.approx(0, abs=1e-9)  # no more than was booked there is moved
+    assert late["verify_s"] > 0
+
+
+def test_no_more_seconds_are_moved_than_there_are() -> None:
+    laps = Laps()
+    laps.lap("a")
+    total = laps.total_s
+    laps.move(100.0, "a", to="b")
+    assert laps.seconds["a"] == 0
+    assert laps.total_s == total
+
+
+def test_a_stopwatch_of_a_device_tells_how_long_it_ran_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            self.recorded = True
+
+        def elapsed_time(self, end: Event) -> float:
+            assert self.recorded
+            assert end.recorded
+            return 250.0  # milliseconds
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    with Stopwatch(torch.device("cuda")) as watch:
+        began = time.perf_counter()
+    assert watch.runs_past(began + 0.05) == pytest.approx(0.2, abs=0.01)
+    assert watch.runs_past(began + 1) == 0.0
+
+
+def test_on_a_cpu_nothing_runs_beside_the_host() -> None:
+    with Stopwatch(CPU) as watch:
+        pass
+    assert watch.runs_past(0.0) == 0.0
+    wait_for(CPU)
+    host = torch.tensor([1])
+    assert upload(host, CPU) is device.pinned(host, "cpu") is host
+    assert vector([1, 0], torch.zeros(1, dtype=torch.float64), torch.bool).tolist() == [True, False]
+    assert vector([1, 0], torch.zeros(1, dtype=torch.float64)).dtype == torch.float64

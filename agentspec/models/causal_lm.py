@@ -141,10 +141,20 @@ class CausalLM:
         return self.kv.max_rows
 
     @property
+    def captures(self) -> bool:
+        """Whether short passes are captured as graphs."""
+        return self._forward.graphs.is_on
+
+    @property
+    def replayed_passes(self) -> int:
+        """Passes so far that were the replay of a graph."""
+        return self._forward.graphs.replays
+
+    @property
     def fingerprint(self) -> str:
         """Tells models of other sizes or types apart, as far as that matters for what a pass costs."""
         packed = packed_layers(self.model)
-        captured = "captured" if self._forward.graphs.is_on else "launched"
+        captured = "captured" if self.captures else "launched"
         return (
             f"{type(self.model).__name__} {self.dtype} {packed} packed {captured} {self.model.config.to_json_string()}"
         )

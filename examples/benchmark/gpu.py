@@ -6,15 +6,16 @@ It needs this repository, torch, transformers (5.17 or newer) and numpy: no othe
 Without a GPU, or with ``--toy``, all of it runs at toy size, in seconds and for no figures: a test of the script.
 
 **Checks:** the law that rounds emit, by enumeration (where ``tests/enumeration.py`` lies beside); that no token without
-mass is drawn; in float32, that cached scores equal uncached ones and texts do not depend on speculation; in bfloat16,
-that greedy texts part only where two scores are as good as equal. Leaves with status 1 where one fails.
+mass is drawn; that captured passes score as launched ones, and cached scores equal uncached ones; in float32, that
+texts do not depend on speculation; in bfloat16, that greedy texts part only where two scores are as good as equal.
+Leaves with status 1 where one fails.
 
 **Timing:** a random small Llama is the draft; the target computes nearly its function with the shape of Llama 3.1 8B
 (``gpu_parts/models.py``), and noise on its weights is chosen so that about ``--alpha`` of drafted tokens are accepted.
-Sampling at temperature 1, at batch 1, 4 and 8: agentspec plain, with fixed gammas and with ``gamma="auto"``, beside
-transformers' ``generate`` (and, at batch 1, assisted generation) on the same weights, interleaved, medians. With it
-go the floor (bytes of weights over the rate at which memory copies), the share of a round in which no kernel runs, and
-the measured gain against the paper's formula at the measured alpha and c.
+Sampling at temperature 1, at batch 1, 4 and 8: agentspec plain (with captured passes, and without), with fixed gammas
+and with ``gamma="auto"``, beside transformers' ``generate`` (and, at batch 1, assisted generation) on the same weights,
+interleaved, medians. With it go the floor (bytes of weights over the rate at which memory copies), the share of a round
+in which no kernel runs, and the measured gain against the paper's formula at the measured alpha and c.
 
 ``--out FOLDER`` gets ``gpu.json`` (``agentspec.gpu/1``) and ``gpu.txt``. Repeats end where ``--minutes`` are over.
 """

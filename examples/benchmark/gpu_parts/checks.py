@@ -66,6 +66,25 @@ def cached_logits(model: CausalLM) -> tuple[Finding, float]:
     return Finding(name, off / largest < limit, f"{off / largest:.1e} of the largest"), off
 
 
+def captured_passes(launched: CausalLM, captured: CausalLM) -> Finding:
+    """Scores of captured passes against those of the same model's launched ones, while contexts grow and part."""
+    name, off = f"captured passes score as launched ones ({_short(launched.dtype)})", 0.0
+    contexts = _ids(launched.vocab_size, (3, 40)).tolist()
+    news = _ids(launched.vocab_size, (24, 9)).tolist()
+    for step, tokens in enumerate(news):
+        width = (1, 3, 5, 9)[step % 4]
+        called = [context + tokens[:width] for context in contexts[: 1 + step // 4 % 3]]
+        asked = [width] * len(called)
+        ours, theirs = captured.next_logits(called, asked), launched.next_logits(called, asked)
+        off = max(off, float((ours - theirs).abs().max() / theirs.abs().max()))
+        contexts[0].extend(tokens[:1])
+    if not captured.captures:
+        return Finding(name, None, "nothing is captured here")
+    limit = _ROUNDING if launched.dtype == torch.float32 else 5e-2
+    holds = off < limit and captured.replayed_passes > 0
+    return Finding(name, holds, f"{off:.1e} of the largest, {captured.replayed_passes} passes replayed")
+
+
 Texts = dict[int, list[tuple[int, ...]]]
 
 
@@ -255,6 +274,7 @@ def model_findings(scale: Scale, device: str, dtype: torch.dtype, length: int) -
     target, draft = CausalLM(wide.model), CausalLM(small)
     cached, wobble = cached_logits(target)
     yield cached
+    yield captured_passes(CausalLM(wide.model, compile=False), target)
     if dtype == torch.float32:
         yield equal_texts(target, draft, 0.0, length)
         yield equal_texts(target, draft, 1.0, length)

@@ -19,6 +19,7 @@ from agentspec.models.cost import PassCost
 from agentspec.stats import StepStats
 
 PLAIN, AUTO = "agentspec plain", "agentspec gamma auto"
+LAUNCHED = "agentspec plain, not captured"
 GENERATE, ASSISTED = "transformers generate", "transformers assisted"
 PROMPT = 32
 """Tokens of a prompt; every repeat has other ones, or a cache would know them."""
@@ -299,6 +300,8 @@ def all_batches(
     # Copies of the tables, for they are refined while rounds are played.
     auto = Auto(PassCost(costs[0].seconds), {drafter.name: PassCost(costs[1].seconds)})
     decoders[AUTO] = Decoder(target, drafter, gamma=auto)
+    if target.captures:
+        decoders[LAUNCHED] = Decoder(CausalLM(target.model, compile=False))
     with ExitStack() as stack:
         ways = {name: engine_way(stack.enter_context(closing(LocalEngine(d)))) for name, d in decoders.items()}
         for batch in size.batches:

@@ -26,7 +26,7 @@ class ModelLoadError(AgentSpecError, ValueError):
 
 
 class IncompatiblePairError(AgentSpecError, ValueError):
-    """Target and draft do not speak the same tokens."""
+    """Target and draft have too few tokens in common."""
 
 
 class RequestTimeoutError(AgentSpecError, TimeoutError):

@@ -1,8 +1,9 @@
-"""Target/draft pairs: loading them, checking that they speak the same tokens, and sharing them in the process."""
+"""Target/draft pairs: loading them, translating where their tokens differ, and sharing them in the process."""
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import defaultdict
 from dataclasses import dataclass
@@ -16,11 +17,16 @@ from agentspec.drafters.model import ModelDrafter
 from agentspec.drafters.suffix import SuffixDrafter
 from agentspec.embedded import path as embedded_path
 from agentspec.engine import LocalEngine
-from agentspec.errors import IncompatiblePairError, ModelLoadError
+from agentspec.errors import IncompatiblePairError, ModelLoadError, TokenizerError
 from agentspec.models.causal_lm import CausalLM
+from agentspec.models.translated import TranslatedModel
+from agentspec.models.translation import Translation
 from agentspec.speculative import SpeculativeDecoder
 
 EMBEDDED = "embedded"
+
+LEAST_SHARED = 0.25
+"""Share of the smaller vocabulary that a draft of another tokenizer must have in common with its target."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +35,8 @@ class PairSpec:
 
     Args:
         model: target: ``"embedded"``, a directory, or a hub name.
-        draft: draft model, named likewise; None drafts by look-up alone.
+        draft: draft model, named likewise, best of the same family: one of another tokenizer drafts the tokens that
+            both have. None drafts by look-up alone.
         device: None for CUDA where there is one.
         dtype: None for float32 on CPU and bfloat16 elsewhere.
         revision: of the target on the hub.
@@ -52,7 +59,7 @@ def shared_engine(spec: PairSpec) -> LocalEngine:
 
     Raises:
         ModelLoadError: for a model that cannot be loaded.
-        IncompatiblePairError: for a draft that does not speak the target's tokens.
+        IncompatiblePairError: for a draft that has too few tokens in common with the target.
     """
     with _locks[spec]:
         engine = _engines.get(spec)
@@ -66,13 +73,14 @@ def load_engine(spec: PairSpec) -> LocalEngine:
 
     Raises:
         ModelLoadError: for a model that cannot be loaded.
-        IncompatiblePairError: for a draft that does not speak the target's tokens.
+        IncompatiblePairError: for a draft that has too few tokens in common with the target.
     """
     tokenizer = load_tokenizer(spec.model, spec.revision)
     drafters: list[Drafter] = [SuffixDrafter()]
     if spec.draft is not None:
-        check_same_tokens(spec.model, tokenizer, spec.draft, load_tokenizer(spec.draft, None))
-        drafters.append(ModelDrafter(_load_model(spec.draft, None, spec)))
+        translation = translate(spec.model, tokenizer, spec.draft, load_tokenizer(spec.draft, None))
+        draft = _load_model(spec.draft, None, spec)
+        drafters.append(ModelDrafter(draft if translation is None else TranslatedModel(draft, translation)))
     target = _load_model(spec.model, spec.revision, spec)
     ids = max(tokenizer.get_vocab().values()) + 1
     if ids > target.vocab_size:
@@ -100,22 +108,30 @@ def load_tokenizer(name: str, revision: str | None = None) -> Any:
         ) from error
 
 
-def check_same_tokens(target: str, target_tokenizer: Any, draft: str, draft_tokenizer: Any) -> None:
-    """Make sure that every id means the same to both models.
+def translate(target: str, target_tokenizer: Any, draft: str, draft_tokenizer: Any) -> Translation | None:
+    """From the target's tokens to the draft's; None where every id means the same to both.
 
     Raises:
-        IncompatiblePairError: where it does not; names both and an id that differs.
+        IncompatiblePairError: where they have too few tokens in common, or none that can be compared; names both.
     """
-    ours, theirs = target_tokenizer.get_vocab(), draft_tokenizer.get_vocab()
-    if ours == theirs:
-        return
-    differing = sorted(token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token))
-    example = differing[0]
-    raise IncompatiblePairError(
-        f"Target {target!r} ({len(ours)} tokens) and draft {draft!r} ({len(theirs)} tokens) have different tokenizers: "
-        f"{len(differing)} tokens differ, {example!r} for one has id {ours.get(example)} and {theirs.get(example)}. "
-        "A draft must come from the target's own family."
-    )
+    if target_tokenizer.get_vocab() == draft_tokenizer.get_vocab():
+        return None
+    pair = f"Target {target!r} and draft {draft!r} have different tokenizers"
+    advice = "Choose a draft of the target's own family, or one whose tokenizer is closer to the target's."
+    try:
+        translation = Translation(target_tokenizer, draft_tokenizer)
+    except TokenizerError as error:
+        raise IncompatiblePairError(f"{pair}, and their tokens cannot be compared. {error} {advice}") from error
+    found, ours, theirs = len(translation.shared), translation.target_tokens, translation.draft_tokens
+    expected = math.ceil(LEAST_SHARED * min(ours, theirs))
+    shares = f"{found:,} of {ours:,} (target) and {theirs:,} (draft) tokens are in both vocabularies"
+    if found < expected:
+        raise IncompatiblePairError(
+            f"{pair}: {shares}, expected at least {expected:,}, which is {LEAST_SHARED:.0%} of the smaller one. "
+            f"Nothing else could be drafted, so that hardly any draft would be accepted. {advice}"
+        )
+    _log.info("%s drafts for %s in a vocabulary of its own: %s, and only those are drafted", draft, target, shares)
+    return translation
 
 
 def _load_model(name: str, revision: str | None, spec: PairSpec) -> CausalLM:

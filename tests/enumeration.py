@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -17,7 +18,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 from agentspec import (
     Batch,
@@ -31,9 +34,12 @@ from agentspec import (
 )
 from agentspec.dice import Dice, Role
 from agentspec.drafters import NoDrafter
+from agentspec.models.translated import TranslatedModel
+from agentspec.models.translation import Translation
 from agentspec.sampling import Prefix, warp
 from agentspec.sequence import Matcher
 
+END = "<end>"
 Text = tuple[int, ...]
 Law = dict[Text, float]
 Joint = dict[tuple[Text, ...], float]
@@ -325,12 +331,39 @@ def drafters(target: TableModel, draft: TableModel) -> dict[str, Drafter]:
         "model": ModelDrafter(draft),
         "self": ModelDrafter(target),
         "unmasked": ModelDrafter(draft, masked=False),
+        "translated": ModelDrafter(
+            TranslatedModel(CachingTable(target.vocab_size, seed=11), translation(target.vocab_size))
+        ),
         "lookup": PromptLookupDrafter(min_ngram=1),
         "suffix": SuffixDrafter(),
         "suffix cascade": Cascade([SuffixDrafter(min_match=2, min_probability=0.4), ModelDrafter(draft)]),
         "cascade": Cascade([PromptLookupDrafter(min_ngram=2), ModelDrafter(draft)]),
         "forced": Cascade(),
     }
+
+
+class CachingTable(TableModel):
+    """A ``TableModel`` behind the seam of models with a cache; it caches nothing."""
+
+    max_context, max_rows = 10_000, 8
+
+    def cached_tokens(self, context: list[int]) -> int:
+        return 0
+
+
+@functools.cache
+def translation(vocab_size: int) -> Translation:
+    """To a draft with the same letters in another order, but for one: where that alone is legal, nothing is drafted."""
+    letters = "abcdefgh"[: vocab_size - 1]
+    return Translation(letter_tokenizer([*letters, END]), letter_tokenizer(["x", END, *reversed(letters[:-1])]))
+
+
+def letter_tokenizer(tokens: SequenceOf[str]) -> PreTrainedTokenizerFast:
+    """A tokenizer whose ids are these tokens, in their order; each is a letter, or the end."""
+    backend = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END)
 
 
 DRAFTERS = tuple(drafters(TableModel(), TableModel()))

@@ -1,31 +1,29 @@
-"""Target and draft speak the same tokens, or are refused; engines are shared; settings of a pair tell engines apart."""
+"""Target and draft have enough tokens in common, or are refused; engines are shared, and told apart by settings."""
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from enumeration import END, letter_tokenizer
 from tiny import llama
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from agentspec import CausalLM, IncompatiblePairError, ModelLoadError, Request, SamplingParams
-from agentspec.pairs import PairSpec, load_engine, shared_engine
+from agentspec.pairs import PairSpec, load_engine, shared_engine, translate
 
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
 
 
-def save(folder: Path, *, head: int, letters: str = "abcdefgh", seed: int = 0) -> str:
+def save(folder: Path, *, head: int, letters: str = "abcdefgh", seed: int = 0, tokenizer: Any = None) -> str:
     """A tiny model whose head scores ``head`` ids, and a tokenizer of single letters."""
-    tokens = {token: index for index, token in enumerate(["<end>", *letters])}
-    backend = Tokenizer(models.WordLevel(tokens, unk_token="<end>"))
-    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    backend.decoder = decoders.Fuse()
-    PreTrainedTokenizerFast(
-        tokenizer_object=backend, eos_token="<end>", unk_token="<end>", chat_template=TEMPLATE
-    ).save_pretrained(folder)
+    tokenizer = tokenizer or letter_tokenizer([END, *letters])
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
     llama(seed, vocab_size=head, pad_token_id=None, bos_token_id=None, eos_token_id=0).save_pretrained(folder)
     return str(folder)
 
@@ -42,13 +40,52 @@ def test_padded_heads_are_reconciled_and_padding_is_never_emitted(tmp_path: Path
     engine.close()
 
 
-def test_another_tokenizer_is_refused_naming_both(tmp_path: Path) -> None:
-    target, draft = save(tmp_path / "target", head=16), save(tmp_path / "draft", head=16, letters="abcdefgx")
-    with pytest.raises(IncompatiblePairError) as caught:
+def test_a_draft_of_another_tokenizer_drafts_what_both_have(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    target = save(tmp_path / "target", head=16)
+    draft = save(tmp_path / "draft", head=16, letters="xhgfedcb", seed=1)
+    params = SamplingParams(temperature=3.0, seed=7, max_tokens=60)
+    requests = [Request([1, 2, 3], params, n=4, gamma=gamma) for gamma in (0, 4)]
+    with caplog.at_level(logging.INFO, logger="agentspec"):
+        engine = load_engine(PairSpec(target, draft, device="cpu"))
+    engine.decoder.acceptance = "coupled"
+    plain, samples = engine.generate(requests)
+    engine.close()
+    assert [sample.tokens for sample in samples] == [sample.tokens for sample in plain]
+    drafted, accepted = (sum(getattr(s.stats, name)["model"] for s in samples) for name in ("drafted", "accepted"))
+    assert drafted > accepted > 0
+    assert "8 of 9 (target) and 9 (draft) tokens" in caplog.text
+
+
+def test_a_quarter_of_the_smaller_vocabulary_is_enough() -> None:
+    """3 of 9 tokens here: the end and two letters."""
+    ours, theirs = letter_tokenizer([END, *"abcdefgh"]), letter_tokenizer([END, *"abstuvwxyz"])
+    for target, draft in ((ours, theirs), (theirs, ours)):
+        translation = translate("target", target, "draft", draft)
+        assert translation is not None
+        assert len(translation.shared) == 3
+    with pytest.raises(IncompatiblePairError, match=r"2 of 9 .* expected at least 3"):
+        translate("target", ours, "draft", letter_tokenizer([END, *"astuvwxyz"]))
+    assert translate("target", ours, "draft", letter_tokenizer([END, *"abcdefgh"])) is None
+
+
+def test_too_few_tokens_in_common_are_refused_naming_both(tmp_path: Path) -> None:
+    target, draft = save(tmp_path / "target", head=16), save(tmp_path / "draft", head=16, letters="stuvwxyz")
+    with pytest.raises(IncompatiblePairError, match="1 of 9") as caught:
         load_engine(PairSpec(target, draft, device="cpu"))
     assert target in str(caught.value)
     assert draft in str(caught.value)
-    assert "'h'" in str(caught.value)
+
+
+def test_tokens_that_cannot_be_compared_are_refused_naming_both(tmp_path: Path) -> None:
+    backend = Tokenizer(models.WordLevel({"<end>": 0, "a": 1, "b": 2}, unk_token="<end>"))
+    backend.decoder = decoders.Fuse()
+    words = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>", unk_token="<end>")
+    target, draft = save(tmp_path / "target", head=16), save(tmp_path / "draft", head=16, tokenizer=words)
+    with pytest.raises(IncompatiblePairError, match="decodes by Fuse") as caught:
+        load_engine(PairSpec(target, draft, device="cpu"))
+    assert target in str(caught.value)
+    assert draft in str(caught.value)
+    assert translate(draft, words, draft, words) is None  # the same tokens need no comparing
 
 
 def test_a_tokenizer_with_more_ids_than_the_head_is_refused(tmp_path: Path) -> None:

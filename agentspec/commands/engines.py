@@ -73,7 +73,7 @@ def engine_of(arguments: argparse.Namespace) -> LocalEngine:
 
     Raises:
         ModelLoadError: for a model that cannot be loaded.
-        IncompatiblePairError: for a draft that does not speak the target's tokens.
+        IncompatiblePairError: for a draft that has too few tokens in common with the target.
     """
     return load_engine(PairSpec(arguments.model, arguments.draft, arguments.device, arguments.dtype))
 

@@ -1,4 +1,4 @@
-"""Drafts by a cheaper model that speaks the same tokens."""
+"""Drafts by a cheaper model that speaks the same tokens, by itself or translated (``models/translated.py``)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from agentspec.constraints import Walk
 from agentspec.dice import Role
 from agentspec.drafters import Draft, Drafter
-from agentspec.models import CachingModel, LanguageModel, max_context
+from agentspec.models import CachingModel, LanguageModel, SelectiveModel, max_context
 from agentspec.sampling import warp
 from agentspec.sequence import Batch
 
@@ -75,5 +75,7 @@ class ModelDrafter(Drafter):
 
     def _can_read(self, context: list[int], target_ids: int | None) -> bool:
         """Whether the context fits the draft's own, and holds no id that only the target has."""
+        if isinstance(self.model, SelectiveModel):
+            return self.model.can_read(context)
         has_all_ids = target_ids is not None and target_ids <= self.model.vocab_size
         return len(context) <= self._limit and (has_all_ids or max(context) < self.model.vocab_size)

@@ -59,6 +59,15 @@ class PaddedModel(LanguageModel, Protocol):
         ...
 
 
+@runtime_checkable
+class SelectiveModel(LanguageModel, Protocol):
+    """A model for which length alone does not tell which contexts fit."""
+
+    def can_read(self, context: list[int]) -> bool:
+        """Whether it can be asked about ``context``."""
+        ...
+
+
 def cached_tokens(model: LanguageModel, context: list[int]) -> int:
     """Tokens of ``context`` that ``model`` need not compute again; 0 for a model without a cache."""
     return model.cached_tokens(context) if isinstance(model, CachingModel) else 0

@@ -1,0 +1,423 @@
+"""Drafts of another tokenizer: contexts are told in the draft's tokens, and only shared tokens are drafted."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from enumeration import END, CachingTable, letter_tokenizer
+from tiny import llama
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from agentspec import (
+    CausalLM,
+    Grammar,
+    IncompatiblePairError,
+    LocalEngine,
+    ModelDrafter,
+    Request,
+    SamplingParams,
+    SpeculativeDecoder,
+)
+from agentspec.models import CachingModel, SelectiveModel
+from agentspec.models.translated import TranslatedModel
+from agentspec.models.translation import BLOCK, Translation
+from agentspec.tokens import token_bytes
+
+CORPUS = [
+    "The weather in Paris is sunny, and the weather in Rome is not. Nobody weathers a speculative winter there.",
+    '{"name": "get_weather", "arguments": {"city": "Zürich", "days": 3}}\n\tnaïve 💡 über allem, "ok": true',
+]
+OTHER_CORPUS = [
+    "Speculation is a whether or not. Sunny days are counted; winters are not counted in Paris.",
+    'def spec(winter: str) -> None:\n    return {"days": [1, 2, 3], "city": winter, "💡": "💡"}',
+]
+TEXTS = [*CORPUS, *OTHER_CORPUS, "  two  spaces\n\n", "é", "a", "日本語 テキスト", "\x00"]
+
+
+def bpe(corpus: Sequence[str] = (), size: int = 400, special: Sequence[str] = (END,), **roles: str) -> Any:
+    """Byte-level BPE, trained on a corpus; without one, its tokens are bytes and the special ones."""
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=list(special),
+        show_progress=False,
+    )
+    backend.train_from_iterator(corpus, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **{"eos_token": END, **roles})
+
+
+def sentencepiece(words: Sequence[str], *, with_bytes: bool = True) -> Any:
+    """A tokenizer in the form of Llama 2: it puts a space before every text, and its tokens before all texts a mark."""
+    alphabet = sorted({letter for word in words for letter in word} | {"▁"})
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)] if with_bytes else []
+    merges: list[tuple[str, str]] = []
+    for word in words:
+        merges += [pair for k in range(1, len(word)) if (pair := (word[:k], word[k])) not in merges]
+    names = dict.fromkeys(["<unk>", "<s>", "</s>", *bytes_, *alphabet, *("".join(pair) for pair in merges)])
+    vocab = {name: i for i, name in enumerate(names)}
+    backend = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=with_bytes, fuse_unk=False))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", vocab["<s>"])])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+
+
+WORDS = ("▁the", "▁weather", "▁is", "▁Paris", "▁sunny", "ing", "▁not")
+TOKENIZERS = {
+    "bytes": functools.cache(bpe),
+    "bpe": functools.cache(lambda: bpe(CORPUS)),
+    "other bpe": functools.cache(lambda: bpe(OTHER_CORPUS, 350)),
+    "sentencepiece": functools.cache(lambda: sentencepiece(WORDS)),
+}
+
+
+def written(tokenizer: Any, ids: Sequence[int]) -> bytes:
+    of = token_bytes(tokenizer, max(tokenizer.get_vocab().values()) + 1)
+    return b"".join(of[i] or b"" for i in ids)
+
+
+def plain_ids(tokenizer: Any, text: str) -> list[int]:
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    return ids
+
+
+# What a context becomes
+
+
+@pytest.mark.parametrize("pair", [*itertools.permutations(TOKENIZERS, 2)], ids=" to ".join)
+def test_a_translation_writes_the_same(pair: tuple[str, str]) -> None:
+    ours, theirs = (TOKENIZERS[name]() for name in pair)
+    translate = Translation(ours, theirs)
+    for text in TEXTS:
+        ids = plain_ids(ours, text)
+        for stop in range(1, len(ids) + 1):
+            assert written(theirs, translate(ids[:stop])) == written(ours, ids[:stop])
+
+
+def test_a_text_is_spelled_as_the_drafts_tokenizer_spells_it() -> None:
+    ours, theirs = TOKENIZERS["bpe"](), TOKENIZERS["other bpe"]()
+    translate = Translation(ours, theirs)
+    for text in (*CORPUS, *OTHER_CORPUS):
+        assert len(plain_ids(ours, text)) <= BLOCK
+        assert translate(plain_ids(ours, text)) == plain_ids(theirs, text)
+        assert translate([ours.get_vocab()[END], *plain_ids(ours, text)])[1:] == plain_ids(theirs, text)
+
+
+def test_a_context_that_grows_changes_its_last_word_alone() -> None:
+    ours, theirs = TOKENIZERS["bpe"](), TOKENIZERS["other bpe"]()
+    translate = Translation(ours, theirs)
+    ids = plain_ids(ours, " ".join(CORPUS * 12))
+    assert len(ids) > 2 * BLOCK
+    letters = max(len(word) for word in " ".join(CORPUS).split(" ")) + 1
+    for stop in range(1, len(ids)):
+        before, after = translate(ids[:stop]), translate(ids[: stop + 1])
+        kept = next((k for k, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(before))
+        assert len(written(theirs, before[kept:])) <= letters
+
+
+def test_pieces_of_a_character_become_the_drafts_bytes_and_then_its_character() -> None:
+    translate = Translation(TOKENIZERS["bytes"](), TOKENIZERS["other bpe"]())
+    ours, theirs = TOKENIZERS["bytes"](), TOKENIZERS["other bpe"]()
+    pieces = plain_ids(ours, "💡")
+    assert len(pieces) == 4
+    assert translate(pieces) == plain_ids(theirs, "💡")
+    assert len(translate(pieces)) < 4
+    assert written(theirs, translate(pieces[:3])) == "💡".encode()[:3]
+    letters = Translation(ours, sentencepiece(["▁a"], with_bytes=False))
+    assert letters([*plain_ids(ours, "a"), *pieces[:2]]) == letters(plain_ids(ours, "a"))  # no token for them: left out
+
+
+def test_a_context_without_a_translation_becomes_a_mark() -> None:
+    translate = Translation(letter_tokenizer(["a", "b", END]), letter_tokenizer([END, "b"]))
+    assert translate([0, 0]) == [0]
+    assert translate([0, 1, 0]) == [1]
+
+
+def test_special_tokens_become_those_of_the_same_name_or_use_or_their_name() -> None:
+    ours = bpe(CORPUS, special=["<s>", END, "<|turn|>", "<|mine|>"], bos_token="<s>")
+    theirs = bpe(OTHER_CORPUS, special=["<pad>", "<|turn|>", "<stop>"], eos_token="<stop>")
+    translate, name = Translation(ours, theirs), ours.convert_tokens_to_ids
+    assert translate([name("<|turn|>")]) == [theirs.convert_tokens_to_ids("<|turn|>")]
+    assert translate([name(END)]) == [theirs.eos_token_id]
+    assert translate.shared[name(END)] == theirs.eos_token_id
+    assert translate([name("<|mine|>")]) == plain_ids(theirs, "<|mine|>")
+    assert name("<|mine|>") not in translate.shared
+    spelled = [*plain_ids(ours, "<|"), *plain_ids(ours, "turn"), *plain_ids(ours, "|>")]  # the text is no mark
+    assert theirs.convert_tokens_to_ids("<|turn|>") not in translate(spelled)
+    assert written(theirs, translate(spelled)) == b"<|turn|>"
+
+
+def test_an_end_of_the_draft_stands_for_one_of_the_target() -> None:
+    """Where both have the target's end, the draft's own end has no twin, though contexts know it."""
+    ours = bpe(CORPUS, special=[END, "<stop>"])
+    theirs = bpe(OTHER_CORPUS, special=["<stop>", "<other>"], eos_token="<stop>")
+    translate = Translation(ours, theirs)
+    assert translate.shared[ours.convert_tokens_to_ids("<stop>")] == theirs.eos_token_id
+    assert ours.eos_token_id not in translate.shared
+    assert translate([ours.eos_token_id]) == [theirs.eos_token_id]
+
+
+def test_a_draft_gets_its_own_beginning_once() -> None:
+    plain, begun = bpe(CORPUS), sentencepiece(WORDS)
+    lead = begun.bos_token_id
+    translate = Translation(plain, begun)
+    assert translate(plain_ids(plain, "the"))[0] == lead
+    assert translate(plain_ids(plain, "the")).count(lead) == 1
+    same = Translation(begun, sentencepiece([*WORDS, "▁more"]))
+    assert same([lead, *plain_ids(begun, "the")]) == same(plain_ids(begun, "the"))
+    away = Translation(begun, plain)  # which puts nothing before a text
+    assert away([lead, *plain_ids(begun, "the")]) == away(plain_ids(begun, "the"))
+
+
+def test_tokens_are_shared_one_to_one_where_they_write_the_same() -> None:
+    for first, second in itertools.permutations(TOKENIZERS, 2):
+        ours, theirs = TOKENIZERS[first](), TOKENIZERS[second]()
+        shared = Translation(ours, theirs).shared
+        assert len(set(shared.values())) == len(shared) > 250
+        ends = shared.pop(ours.eos_token_id), theirs.eos_token_id
+        assert ends[0] == ends[1]
+        assert all(written(ours, [i]) == written(theirs, [twin]) != b"" for i, twin in shared.items())
+    # A letter that has a token of its own and one as a byte is the one that texts are made of.
+    theirs = TOKENIZERS["sentencepiece"]()
+    shared = Translation(TOKENIZERS["bpe"](), theirs).shared
+    assert shared[plain_ids(TOKENIZERS["bpe"](), "a")[0]] == theirs.get_vocab()["a"]
+    assert shared[plain_ids(TOKENIZERS["bpe"](), " ")[0]] == theirs.get_vocab()["▁"]
+    assert shared[plain_ids(TOKENIZERS["bpe"](), "q")[0]] == theirs.get_vocab()["<0x71>"]
+
+
+def test_added_tokens_that_are_text_are_found_by_name() -> None:
+    ours, theirs = bpe(CORPUS), bpe(OTHER_CORPUS)
+    ours.add_tokens([AddedToken("<call>", special=False)])
+    theirs.add_special_tokens({"additional_special_tokens": ["<call>"]})
+    translate = Translation(ours, theirs)
+    token, twin = ours.convert_tokens_to_ids("<call>"), theirs.convert_tokens_to_ids("<call>")
+    assert translate.shared[token] == twin
+    assert translate([*plain_ids(ours, "so"), token]) == [*plain_ids(theirs, "so"), twin]
+
+
+# The model
+
+
+def permuted(seed: int = 0) -> tuple[CausalLM, TranslatedModel, Any]:
+    """A tiny model over bytes, and the same one with its ids in another order."""
+    ours = bpe()
+    size = len(ours)
+    vocab = ours.backend_tokenizer.get_vocab(with_added_tokens=False)
+    order = torch.randperm(size, generator=torch.Generator().manual_seed(seed))  # old id -> new id
+    backend = Tokenizer(models.BPE({token: int(order[i]) for token, i in vocab.items()}, []))
+    backend.pre_tokenizer, backend.decoder = ours.backend_tokenizer.pre_tokenizer, decoders.ByteLevel()
+    backend.add_special_tokens([END])
+    theirs = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END)
+    sizes = {"vocab_size": size, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+    module, twin = llama(1, **sizes), llama(1, **sizes)
+    twin.model.embed_tokens.weight.data[order] = module.model.embed_tokens.weight.data
+    twin.lm_head.weight.data[order] = module.lm_head.weight.data
+    return CausalLM(module), TranslatedModel(CausalLM(twin), Translation(ours, theirs)), ours
+
+
+def test_the_same_model_behind_other_ids_is_always_right() -> None:
+    target, draft, tokenizer = permuted()
+    assert draft.translation.shared != {i: i for i in draft.translation.shared}
+    prompts = [plain_ids(tokenizer, text) for text in TEXTS[:4]]
+    assert torch.allclose(draft.next_logits(prompts, [3] * 4), target.next_logits(prompts, [3] * 4), atol=1e-4)
+    engine = LocalEngine(SpeculativeDecoder(target, ModelDrafter(draft), gamma=4), tokenizer)
+    params = SamplingParams(temperature=0, max_tokens=40)
+    samples = [one for (one,) in engine.generate([Request(prompt, params) for prompt in prompts])]
+    engine.close()
+    drafted = sum(sample.stats.drafted["model"] for sample in samples)
+    assert drafted > 100
+    assert sum(sample.stats.accepted["model"] for sample in samples) == drafted
+
+
+def table(seed: int = 0) -> tuple[CachingTable, TranslatedModel]:
+    """A table over the ids of "other bpe", and the same for the ids of "bpe"."""
+    inner = CachingTable(len(TOKENIZERS["other bpe"]()), seed=seed, order=1)
+    return inner, TranslatedModel(inner, Translation(TOKENIZERS["bpe"](), TOKENIZERS["other bpe"]()))
+
+
+def test_scores_of_shared_tokens_are_the_drafts_behind_the_translation() -> None:
+    inner, model = table()
+    contexts = [plain_ids(TOKENIZERS["bpe"](), text) for text in TEXTS]
+    last = [min(len(context), 1 + row) for row, context in enumerate(contexts)]
+    last[2] = 0
+    scores = model.next_logits(contexts, last)
+    assert scores.shape == (len(contexts), max(last), len(TOKENIZERS["bpe"]()))
+    respelled = 0
+    for row, (context, count) in enumerate(zip(contexts, last, strict=True)):
+        whole = model.translation(context)
+        for k in range(count):
+            ids = model.translation(context[: len(context) - count + 1 + k])
+            respelled += whole[: len(ids)] != ids
+            expected = inner.logits(ids)
+            for token in range(model.vocab_size):
+                twin = model.translation.shared.get(token)
+                assert scores[row, k, token] == (float("-inf") if twin is None else expected[twin])
+    assert respelled  # some words were spelled otherwise before they went on
+    assert torch.isfinite(scores[0, 0]).sum() == model.shared_tokens == len(model.translation.shared)
+    assert model.next_logits([], []).shape[-1] == model.vocab_size
+    assert model.next_logits(contexts[:2], [0, 0]).shape == (2, 0, model.vocab_size)
+
+
+def test_ids_beyond_the_drafts_head_are_left_out() -> None:
+    theirs = TOKENIZERS["other bpe"]()
+    inner = CachingTable(len(theirs) - 20, order=1)
+    model = TranslatedModel(inner, Translation(TOKENIZERS["bytes"](), theirs))
+    assert model.shared_tokens == sum(twin < inner.vocab_size for twin in model.translation.shared.values())
+    readable = [plain_ids(TOKENIZERS["bytes"](), text) for text in (*TEXTS, "winter", "counted")]
+    fits = [max(model.translation(context)) < inner.vocab_size for context in readable]
+    assert len(set(fits)) == 2
+    assert [model.can_read(context) for context in readable] == fits
+    assert not model.can_read([model.vocab_size])
+
+
+@pytest.fixture
+def pair() -> tuple[CausalLM, TranslatedModel]:
+    """Two tiny random models: the target speaks "bpe", the draft "other bpe"."""
+    ours, theirs = TOKENIZERS["bpe"](), TOKENIZERS["other bpe"]()
+    ends = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+    draft = CausalLM(llama(2, vocab_size=len(theirs), **ends))
+    return CausalLM(llama(1, vocab_size=len(ours), **ends)), TranslatedModel(draft, Translation(ours, theirs))
+
+
+def test_it_is_a_caching_model_in_the_targets_tokens(pair: tuple[CausalLM, TranslatedModel]) -> None:
+    target, draft = pair
+    assert isinstance(draft, CachingModel)
+    assert isinstance(draft, SelectiveModel)
+    assert (draft.vocab_size, draft.max_rows, draft.device) == (target.vocab_size, 8, torch.device("cpu"))
+    assert isinstance(draft.model, CausalLM)
+    assert draft.fingerprint is not None
+    assert draft.fingerprint != draft.model.fingerprint
+    context = plain_ids(TOKENIZERS["bpe"](), CORPUS[0])
+    assert draft.cached_tokens(context) == draft.cached_tokens([]) == 0
+    draft.next_logits([context], [1])
+    assert draft.cached_tokens(context) == len(context)
+    for stop in range(1, len(context)):
+        held = draft.cached_tokens(context[:stop])
+        ids = draft.translation(context[:held]) if held else []
+        assert draft.translation(context)[: len(ids)] == ids
+        word = written(TOKENIZERS["bpe"](), context[held:stop])
+        assert b" " not in word[1:]  # what is missing is the last word at most
+    longest = max(range(draft.vocab_size), key=lambda token: len(written(TOKENIZERS["bpe"](), [token])))
+    assert draft.can_read([longest] * draft.max_context)
+
+
+def test_what_was_read_is_not_read_again(pair: tuple[CausalLM, TranslatedModel]) -> None:
+    _, draft = pair
+    assert isinstance(draft.model, CausalLM)
+    context = plain_ids(TOKENIZERS["bpe"](), CORPUS[0])
+    draft.next_logits([context[:-8]], [1])
+    for stop in range(len(context) - 7, len(context) + 1):
+        before = draft.model.computed_tokens
+        draft.next_logits([context[:stop]], [1])
+        assert draft.model.computed_tokens - before <= 12  # the last word, letter by letter
+
+
+def sampled(target: Any, drafter: Any, requests: list[Request], **decoder: Any) -> tuple[list[Any], int, int]:
+    """Texts, and how many tokens the draft model drafted and got accepted."""
+    engine = LocalEngine(SpeculativeDecoder(target, drafter, **decoder), TOKENIZERS["bpe"]())
+    samples = [sample for group in engine.generate(requests) for sample in group]
+    engine.close()
+    counts = [(s.stats.drafted["model"], s.stats.accepted["model"]) for s in samples]
+    drafted, accepted = (sum(column) for column in zip(*counts, strict=True))
+    return [sample.tokens for sample in samples], drafted, accepted
+
+
+@pytest.mark.parametrize("temperature", [0, 0.7])
+def test_a_translated_draft_changes_no_text(pair: tuple[CausalLM, TranslatedModel], temperature: float) -> None:
+    target, draft = pair
+    prompts = [plain_ids(TOKENIZERS["bpe"](), text) for text in TEXTS]
+    requests = [
+        Request(prompt, SamplingParams(temperature=temperature, seed=row, max_tokens=30))
+        for row, prompt in enumerate(prompts)
+    ]
+    plain, _, _ = sampled(target, None, requests, acceptance="coupled")
+    texts, drafted, _ = sampled(target, ModelDrafter(draft), requests, acceptance="coupled", gamma=3)
+    assert texts == plain
+    assert drafted > 100
+
+
+def test_masks_are_the_targets(pair: tuple[CausalLM, TranslatedModel]) -> None:
+    """Under a grammar what is drafted is legal, and nothing is where no shared token is."""
+    target, draft = pair
+    grammar = Grammar.regex(r'(weather|Zürich|💡|naïve|"[0-9]{2}"){3,4}')
+    requests = [
+        Request(plain_ids(TOKENIZERS["bpe"](), "Say"), SamplingParams(seed=seed, max_tokens=60), grammar=grammar)
+        for seed in range(8)
+    ]
+    plain, _, _ = sampled(target, None, requests, acceptance="coupled")
+    texts, drafted, accepted = sampled(target, ModelDrafter(draft), requests, acceptance="coupled", gamma=4)
+    assert texts == plain
+    assert len(set(texts)) > 4
+    unmasked = sampled(target, ModelDrafter(draft, masked=False), requests, acceptance="coupled", gamma=4)
+    assert unmasked[0] == plain
+    assert accepted / drafted > unmasked[2] / unmasked[1]
+
+
+def test_nothing_is_drafted_beyond_the_drafts_context() -> None:
+    ours, theirs = TOKENIZERS["bpe"](), TOKENIZERS["bytes"]()
+    ends = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+    target = CausalLM(llama(1, vocab_size=len(ours), **ends))
+    short = CausalLM(llama(2, vocab_size=len(theirs), max_position_embeddings=80, **ends))
+    draft = TranslatedModel(short, Translation(ours, theirs))
+    prompts = [plain_ids(ours, " the weather" * n) for n in (2, 6, 7, 12)]
+    assert [draft.can_read(prompt) for prompt in prompts] == [True, True, False, False]
+    assert max(map(len, prompts)) < 80
+    requests = [Request(prompt, SamplingParams(temperature=0, max_tokens=60)) for prompt in prompts]
+    plain, _, _ = sampled(target, None, requests)
+    texts, drafted, _ = sampled(target, ModelDrafter(draft), requests, gamma=2)
+    assert texts == plain
+    assert drafted > 0
+    assert sampled(target, ModelDrafter(draft), requests[2:], gamma=2)[1] == 0
+
+
+def test_a_draft_that_reads_hardly_a_token_is_refused() -> None:
+    class Short(CachingTable):
+        max_context = 9
+
+    with pytest.raises(IncompatiblePairError, match="reads 9 tokens"):
+        TranslatedModel(Short(257), Translation(TOKENIZERS["bpe"](), TOKENIZERS["bytes"]()))
+
+
+# The embedded model
+
+
+@pytest.mark.embedded
+def test_the_embedded_model_with_a_draft_of_another_tokenizer(embedded_model: tuple[CausalLM, Any]) -> None:
+    """A wrong draft changes nothing; the model itself, without the longer half of its tokens, is often right."""
+    target, tokenizer = embedded_model
+    theirs = bpe(OTHER_CORPUS * 3, 350)
+    random = CausalLM(llama(2, vocab_size=len(theirs), max_position_embeddings=512))
+    wrong = TranslatedModel(random, Translation(tokenizer, theirs))
+    known = TranslatedModel(target, Translation(tokenizer, fewer_merges(tokenizer, 20_000)))
+    text = "<|im_start|>user\nWhy is the sky blue?<|im_end|>\n<|im_start|>assistant\n"
+    request = Request(plain_ids(tokenizer, text), SamplingParams(temperature=0, max_tokens=32))
+    found = {}
+    for name, draft in {"none": None, "wrong": wrong, "known": known}.items():
+        drafter = None if draft is None else ModelDrafter(draft)
+        engine = LocalEngine(SpeculativeDecoder(target, drafter, gamma=3), tokenizer)
+        found[name] = engine.generate([request])[0][0]
+        engine.close()
+    assert found["wrong"].tokens == found["known"].tokens == found["none"].tokens
+    assert found["wrong"].stats.drafted["model"] > 0
+    assert 0.3 < found["known"].stats.accepted["model"] / found["known"].stats.drafted["model"] < 1
+
+
+def fewer_merges(tokenizer: Any, count: int) -> Any:
+    """The tokenizer without all but its first merges; the ids of what is left stay."""
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    merges = state["model"]["merges"]
+    dropped = {"".join(pair) for pair in merges[count:]} - {"".join(pair) for pair in merges[:count]}
+    state["model"]["merges"] = merges[:count]
+    state["model"]["vocab"] = {token: i for token, i in state["model"]["vocab"].items() if token not in dropped}
+    backend = Tokenizer.from_str(json.dumps(state))
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=tokenizer.eos_token)

@@ -27,6 +27,9 @@ class DraftLength(ABC):
     is_timed = False
     """Whether gamma depends on a clock: under the rejection rule a seed alone does not tell the text then."""
 
+    target: PassCost | None = None
+    """What a pass of the target costs, where the rule measures it."""
+
     @abstractmethod
     def __call__(self, batch: Batch) -> Gamma:
         """Most tokens to draft for each row; 0 decodes it plainly."""
@@ -75,7 +78,7 @@ class Auto(DraftLength):
     is_timed = True
 
     def __init__(self, target: PassCost, drafts: Mapping[str, PassCost] | None = None, longest: int = 16) -> None:
-        self.target = target
+        self.target: PassCost = target
         self.drafts = dict(drafts or {})
         self.longest = longest
         self.acceptance = AcceptanceRates()

@@ -176,7 +176,7 @@ class Member:
         self.stats.total_s, self.stats.new_tokens = since_arrival, sequence.length
         self.stats.ended_at = time.time()
         if finished and self._draft_length is not None:
-            cost = getattr(self._draft_length, "target", None)  # where the rule for gamma measures it
+            cost = self._draft_length.target
             self.stats.plain_pass_s = None if cost is None else _plain_pass_s(self.stats, cost)
             self.stats.remarks = self._draft_length.remarks() if sequence.gamma is None else ()
         if sequence.finish_reason is not None:

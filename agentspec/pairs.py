@@ -7,7 +7,7 @@ import math
 import threading
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from transformers import AutoTokenizer
 
@@ -40,6 +40,7 @@ class PairSpec:
         device: None for CUDA where there is one.
         dtype: None for float32 on CPU and bfloat16 elsewhere.
         revision: of the target on the hub.
+        compile: whether passes are captured as CUDA graphs; "auto" where there is CUDA.
     """
 
     model: str = EMBEDDED
@@ -47,6 +48,7 @@ class PairSpec:
     device: str | None = None
     dtype: str | None = None
     revision: str | None = None
+    compile: bool | Literal["auto"] = "auto"
 
 
 _log = logging.getLogger("agentspec")
@@ -140,4 +142,5 @@ def _load_model(name: str, revision: str | None, spec: PairSpec) -> CausalLM:
         device=spec.device,
         dtype=spec.dtype,
         revision=revision,
+        compile=spec.compile,
     )

@@ -190,18 +190,24 @@ def warp(
             for k in range(prefixes[b].positions):
                 scores[b, k] = _adjust(scores[b, k], params[b], prefixes[b], k)
     if mask is not None:
-        scores = scores.masked_fill(~mask, -math.inf)
-    scores = _apply_temperature(scores, [p.temperature for p in params])
+        scores = torch.where(mask, scores, -math.inf)
+    greedy = [p.temperature == 0 for p in params]
+    if all(greedy):
+        return _law_of_best(scores)
+    warm = scores / vector([p.temperature or 1.0 for p in params], scores).view(-1, 1, 1)
     for keep, values, neutral in (
         (_keep_top_k, [p.top_k for p in params], 0),
         (_keep_top_p, [p.top_p for p in params], 1.0),
         (_keep_min_p, [p.min_p for p in params], 0.0),
     ):
-        rows = [b for b, value in enumerate(values) if value != neutral]
+        rows = [b for b, value in enumerate(values) if value != neutral and not greedy[b]]
         if rows:
             setting = vector([values[b] for b in rows], scores).view(-1, 1, 1)
-            scores = scores.index_copy(0, _index(rows, scores), keep(scores[rows], setting))
-    return scores.softmax(-1)
+            index = _index(rows, scores)
+            warm = warm.index_copy(0, index, keep(warm[index], setting))
+    law = warm.softmax(-1)
+    cold = [b for b, is_greedy in enumerate(greedy) if is_greedy]
+    return law.index_copy(0, _index(cold, law), _law_of_best(scores[cold])) if cold else law
 
 
 def _adjust(scores: Tensor, params: SamplingParams, prefix: Prefix, k: int) -> Tensor:
@@ -238,16 +244,11 @@ def _index(rows: list[int], like: Tensor) -> Tensor:
     return vector(rows, like, torch.long)
 
 
-def _apply_temperature(scores: Tensor, temperatures: list[float]) -> Tensor:
-    """Scores over temperature; in the limit 0 all mass lies on the first best token."""
-    greedy = vector([t == 0 for t in temperatures], scores, torch.bool).view(-1, 1, 1)
-    divisor = vector([t or 1.0 for t in temperatures], scores).view(-1, 1, 1)
-    if not any(t == 0 for t in temperatures):
-        return scores / divisor
-    # A finite score for the best token, but -inf where no token is legal: that is no law, greedy or not.
-    top = scores.max(-1, keepdim=True)
-    best = torch.full_like(scores, -math.inf).scatter(-1, top.indices, top.values.clamp(max=0.0))
-    return torch.where(greedy, best, scores / divisor)
+def _law_of_best(scores: Tensor) -> Tensor:
+    """The limit of temperature 0: all mass on the first best token, which no filter would change."""
+    best = scores.max(-1, keepdim=True)
+    mass = torch.where(best.values > -math.inf, 1.0, math.nan).to(scores)  # NaN: none is legal, or a score is NaN
+    return (mass * 0).expand_as(scores).contiguous().scatter_(-1, best.indices, mass)
 
 
 # Each keep-function cuts by value, not by rank: tied tokens share one fate, whatever order a sort would give them.

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from agentspec import CausalLM, IncompatiblePairError, ModelLoadError, Request, SamplingParams
 from agentspec.pairs import PairSpec, load_engine, shared_engine, translate
+from langchain_agentspec import ChatAgentSpec
 
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
 
@@ -114,3 +115,16 @@ def test_engines_are_shared_by_what_makes_them_the_same(tmp_path: Path) -> None:
     assert shared_engine(spec) is not engine  # a closed one is replaced
     other.close()
     shared_engine(spec).close()
+
+
+def test_what_is_captured_tells_engines_apart_and_is_handed_to_the_model(tmp_path: Path) -> None:
+    name = save(tmp_path, head=16)
+    engine = shared_engine(PairSpec(name, device="cpu"))
+    other = shared_engine(PairSpec(name, device="cpu", compile=False))
+    assert other is not engine
+    engine.close()
+    other.close()
+    with pytest.warns(RuntimeWarning, match="compile=True captures CUDA graphs, and this model is on cpu"):
+        load_engine(PairSpec(name, device="cpu", compile=True)).close()
+    models = [ChatAgentSpec(model=name, device="cpu", compile=told) for told in ("auto", False)]
+    assert models[0].identity() != models[1].identity()

@@ -158,6 +158,15 @@ def test_half_precision_is_promoted_and_double_kept(given: torch.dtype, made: to
         assert warp(logits, [params]).sum().item() == pytest.approx(1)
 
 
+def test_a_position_without_a_law_is_nan_all_over() -> None:
+    nothing_legal = torch.zeros(1, 1, 3, dtype=torch.bool)
+    broken = torch.tensor([[[0.0, math.nan, 1.0]]])
+    for temperature in (0.0, 1.0):
+        params = [SamplingParams(temperature=temperature)]
+        assert warp(torch.zeros(1, 1, 3), params, nothing_legal).isnan().all()
+        assert warp(broken, params).isnan().all()
+
+
 def test_each_row_has_its_own_settings() -> None:
     """A row's law is bit for bit the law it has alone; padding (NaN) and neighbours change nothing."""
     settings = [

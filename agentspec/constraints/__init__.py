@@ -227,8 +227,11 @@ class _RowWalk:
     def mask(self) -> Tensor | None:
         if len(self.masks) == len(self.tokens):
             mask = self._legal()
+            count = None if mask is None else int(mask.count_nonzero())
+            if count == 0:
+                self.is_open = False  # a dead end: an error, but only for a text that gets here
             self.masks.append(mask)
-            self._legal_counts.append(None if mask is None else int(mask.count_nonzero()))
+            self._legal_counts.append(count)
         return self.masks[len(self.tokens)]
 
     def is_forced(self, k: int) -> bool:
@@ -258,6 +261,4 @@ class _RowWalk:
             self.is_open = False
             return None  # the grammar is over: the commit ends the sequence before anything is drawn here
         mask[list(self.sequence.end_tokens)] = is_complete
-        if not bool(mask.any()):
-            self.is_open = False  # a dead end: an error, but only for a text that gets here
         return mask

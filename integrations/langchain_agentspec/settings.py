@@ -45,6 +45,7 @@ class ModelSettings(BaseModel):
         device: where to compute; None for CUDA where there is one.
         dtype: "float32", "bfloat16" or "float16"; None for float32 on CPU and bfloat16 elsewhere.
         revision: of the model on the hub.
+        compile: whether passes are captured as CUDA graphs; "auto" where there is CUDA.
         engine: an engine to use in place of the shared one; it must have a tokenizer.
     """
 
@@ -73,6 +74,7 @@ class ModelSettings(BaseModel):
     device: str | None = None
     dtype: str | None = None
     revision: str | None = None
+    compile: bool | Literal["auto"] = "auto"
     engine: LocalEngine | None = Field(default=None, exclude=True, repr=False)
 
     @field_validator("stop", mode="before")
@@ -98,7 +100,7 @@ class ModelSettings(BaseModel):
 
     def identity(self) -> dict[str, Any]:
         """All that an answer depends on, but for the prompt."""
-        names = (*self.overridable(), "draft", "stop", "device", "dtype", "revision")
+        names = (*self.overridable(), "draft", "stop", "device", "dtype", "revision", "compile")
         # No cache may take the answers of an engine of the user's own for those of another.
         return {**{name: getattr(self, name) for name in names}, "engine": self.engine and self.engine.identity}
 
@@ -110,7 +112,7 @@ class ModelSettings(BaseModel):
             ModelLoadError: for a model that cannot be loaded.
         """
         if self.engine is None:
-            return shared_engine(PairSpec(model, self.draft, self.device, self.dtype, self.revision))
+            return shared_engine(PairSpec(model, self.draft, self.device, self.dtype, self.revision, self.compile))
         if model != self.model:
             raise InvalidRequestError(
                 f"model={model!r} asks for another model than that of the engine given as engine=...; leave one out."

@@ -13,6 +13,16 @@ from test_causal_lm import ask, uncached, walk
 from tiny import ARCHITECTURES, MAX_CONTEXT, VOCABULARY, llama
 from torch import Tensor
 
+from agentspec import (
+    Cascade,
+    LocalEngine,
+    ModelDrafter,
+    PromptLookupDrafter,
+    Request,
+    SamplingParams,
+    SpeculativeDecoder,
+)
+from agentspec.dice import Acceptance
 from agentspec.models.causal_lm import CausalLM
 from agentspec.models.graphs import Graphs, recorder_for, round_live, round_width
 
@@ -140,3 +150,27 @@ def test_shapes_are_rounded_up_to_a_few() -> None:
     assert round_live(700, 720) == 720
     for live in range(1, 3000, 7):
         assert live <= round_live(live, 10**6) <= max(256, 1.5 * live)
+
+
+@pytest.mark.parametrize("acceptance", ["rejection", "coupled"])
+def test_texts_of_captured_models_are_those_of_launched_ones(acceptance: Acceptance) -> None:
+    """Several rows that join and leave, a draft model, look-up and a grammar: every shape of block comes by."""
+    prompts = [[1, 2, 3, 1, 2], [4, 5, 6, 7], [9, 8, 9, 8, 9]]
+    requests = [
+        Request(prompt, SamplingParams(temperature=0.8, seed=7, max_tokens=24 + 9 * row), gamma=gamma)
+        for row, prompt in enumerate(prompts)
+        for gamma in (1, 4)
+    ]
+    found = []
+    for capture in (False, True):
+        target, draft = CausalLM(llama(seed=1), rows=8), CausalLM(llama(seed=2), rows=8)
+        recorders = [captured(model) for model in (target, draft)] if capture else []
+        cascade = Cascade([PromptLookupDrafter(), ModelDrafter(draft)])
+        engine = LocalEngine(SpeculativeDecoder(target, cascade, acceptance=acceptance))
+        try:
+            found.append([completion.tokens for [completion] in engine.generate(requests)])
+        finally:
+            engine.close()
+        assert all(recorder.recorded > 2 for recorder in recorders)
+        assert not capture or target.replayed_passes + draft.replayed_passes > 40
+    assert found[0] == found[1]

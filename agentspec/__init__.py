@@ -24,6 +24,8 @@ from agentspec.grammar import Grammar
 from agentspec.job import Delta
 from agentspec.models import LanguageModel
 from agentspec.models.causal_lm import CausalLM
+from agentspec.models.translated import TranslatedModel
+from agentspec.models.translation import Translation
 from agentspec.request import Completion, Request
 from agentspec.sampling import SamplingParams
 from agentspec.sequence import Batch, FinishReason, Sequence, TokenLogprob
@@ -63,6 +65,8 @@ __all__ = [
     "StepStats",
     "SuffixDrafter",
     "TokenLogprob",
+    "TranslatedModel",
+    "Translation",
 ]
 
 

@@ -31,11 +31,11 @@ from agentspec import (
     SamplingParams,
     Sequence,
     SuffixDrafter,
+    TranslatedModel,
+    Translation,
 )
 from agentspec.dice import Dice, Role
 from agentspec.drafters import NoDrafter
-from agentspec.models.translated import TranslatedModel
-from agentspec.models.translation import Translation
 from agentspec.sampling import Prefix, warp
 from agentspec.sequence import Matcher
 

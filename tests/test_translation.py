@@ -24,10 +24,11 @@ from agentspec import (
     Request,
     SamplingParams,
     SpeculativeDecoder,
+    TranslatedModel,
+    Translation,
 )
 from agentspec.models import CachingModel, SelectiveModel
-from agentspec.models.translated import TranslatedModel
-from agentspec.models.translation import BLOCK, Translation
+from agentspec.models.translation import BLOCK
 from agentspec.tokens import token_bytes
 
 CORPUS = [
@@ -113,6 +114,15 @@ def test_a_text_is_spelled_as_the_drafts_tokenizer_spells_it() -> None:
         assert translate([ours.get_vocab()[END], *plain_ids(ours, text)])[1:] == plain_ids(theirs, text)
 
 
+def test_a_space_that_the_drafts_tokenizer_adds_is_the_texts_own() -> None:
+    ours, theirs = TOKENIZERS["bytes"](), sentencepiece(["er", "▁the"])
+    translate = Translation(ours, theirs)
+    spelled = plain_ids(theirs, "there")
+    assert [theirs.decode([i]) for i in spelled] == [" th", "er", "e"]  # and not its longest tokens
+    assert translate(plain_ids(ours, " there")) == [theirs.bos_token_id, *spelled]
+    assert written(theirs, translate(plain_ids(ours, "there"))) == b"there"
+
+
 def test_a_context_that_grows_changes_its_last_word_alone() -> None:
     ours, theirs = TOKENIZERS["bpe"](), TOKENIZERS["other bpe"]()
     translate = Translation(ours, theirs)
@@ -179,6 +189,20 @@ def test_a_draft_gets_its_own_beginning_once() -> None:
     assert away([lead, *plain_ids(begun, "the")]) == away(plain_ids(begun, "the"))
 
 
+@pytest.mark.parametrize("name", ["other bpe", "sentencepiece"])
+def test_words_are_whole_where_their_last_token_is_there(name: str) -> None:
+    ours = TOKENIZERS["bpe"]()
+    translate = Translation(ours, TOKENIZERS[name]())
+    context = plain_ids(ours, " ".join(CORPUS * 5))
+    texts = [written(ours, [token]) for token in context]
+    starts = [k for k, text in enumerate(texts) if k and len(text) > 1 and text.startswith(b" ")]
+    ends = {len(translate(context[:stop])): stop for stop in sorted([*starts, BLOCK, len(context)])}
+    assert len(context) > BLOCK
+    for length in range(len(translate(context)) + 1):
+        assert translate.whole_tokens(context, length) == max((ends[n] for n in ends if n <= length), default=0)
+    assert translate.whole_tokens([], 3) == 0
+
+
 def test_tokens_are_shared_one_to_one_where_they_write_the_same() -> None:
     for first, second in itertools.permutations(TOKENIZERS, 2):
         ours, theirs = TOKENIZERS[first](), TOKENIZERS[second]()
@@ -187,6 +211,12 @@ def test_tokens_are_shared_one_to_one_where_they_write_the_same() -> None:
         ends = shared.pop(ours.eos_token_id), theirs.eos_token_id
         assert ends[0] == ends[1]
         assert all(written(ours, [i]) == written(theirs, [twin]) != b"" for i, twin in shared.items())
+    ours, theirs = bpe(CORPUS), bpe()
+    assert len(plain_ids(ours, " weather")) == 1  # and then another token of the same bytes
+    ours.add_special_tokens({"additional_special_tokens": [" weather"]})
+    theirs.add_tokens([AddedToken(" weather", special=False)])
+    shared = Translation(ours, theirs).shared
+    assert len(set(shared.values())) == len(shared)
     # A letter that has a token of its own and one as a byte is the one that texts are made of.
     theirs = TOKENIZERS["sentencepiece"]()
     shared = Translation(TOKENIZERS["bpe"](), theirs).shared
@@ -269,15 +299,18 @@ def test_scores_of_shared_tokens_are_the_drafts_behind_the_translation() -> None
 
 
 def test_ids_beyond_the_drafts_head_are_left_out() -> None:
-    theirs = TOKENIZERS["other bpe"]()
-    inner = CachingTable(len(theirs) - 20, order=1)
-    model = TranslatedModel(inner, Translation(TOKENIZERS["bytes"](), theirs))
-    assert model.shared_tokens == sum(twin < inner.vocab_size for twin in model.translation.shared.values())
-    readable = [plain_ids(TOKENIZERS["bytes"](), text) for text in (*TEXTS, "winter", "counted")]
-    fits = [max(model.translation(context)) < inner.vocab_size for context in readable]
+    translate = Translation(TOKENIZERS["bpe"](), TOKENIZERS["other bpe"]())
+    head = max(translate.shared.values())  # one more has no score
+    model = TranslatedModel(CachingTable(head, order=1), translate)
+    assert model.shared_tokens == len(translate.shared) - 1
+    contexts = [plain_ids(TOKENIZERS["bpe"](), text) for text in TEXTS]
+    fits = [max(translate(context)) < head for context in contexts]
     assert len(set(fits)) == 2
-    assert [model.can_read(context) for context in readable] == fits
+    assert [model.can_read(context) for context in contexts] == fits
     assert not model.can_read([model.vocab_size])
+    known = [context for context in contexts if model.can_read(context)]
+    scores = model.next_logits(known, [1] * len(known))
+    assert torch.isfinite(scores).sum(-1).unique().tolist() == [model.shared_tokens]
 
 
 @pytest.fixture
@@ -304,7 +337,7 @@ def test_it_is_a_caching_model_in_the_targets_tokens(pair: tuple[CausalLM, Trans
     for stop in range(1, len(context)):
         held = draft.cached_tokens(context[:stop])
         ids = draft.translation(context[:held]) if held else []
-        assert draft.translation(context)[: len(ids)] == ids
+        assert len(ids) <= draft.model.cached_tokens(draft.translation(context[:stop]))
         word = written(TOKENIZERS["bpe"](), context[held:stop])
         assert b" " not in word[1:]  # what is missing is the last word at most
     longest = max(range(draft.vocab_size), key=lambda token: len(written(TOKENIZERS["bpe"](), [token])))
@@ -381,11 +414,13 @@ def test_nothing_is_drafted_beyond_the_drafts_context() -> None:
 
 
 def test_a_draft_that_reads_hardly_a_token_is_refused() -> None:
-    class Short(CachingTable):
-        max_context = 9
-
-    with pytest.raises(IncompatiblePairError, match="reads 9 tokens"):
-        TranslatedModel(Short(257), Translation(TOKENIZERS["bpe"](), TOKENIZERS["bytes"]()))
+    translate = Translation(TOKENIZERS["bpe"](), TOKENIZERS["sentencepiece"]())
+    inner = CachingTable(translate.target_ids)
+    inner.max_context = 1 + 2 * translate.longest  # the draft's own first token, and two of the target
+    assert TranslatedModel(inner, translate).max_context == 2
+    inner.max_context -= 1
+    with pytest.raises(IncompatiblePairError, match=f"reads {inner.max_context} tokens"):
+        TranslatedModel(inner, translate)
 
 
 # The embedded model

@@ -1,10 +1,10 @@
 """Contexts in the target's tokens, told in those of a draft with another tokenizer.
 
 Tokens are the same where they write the same bytes, or where tokenizers were given them under the same name (special
-tokens). Text is spelled anew by the draft's tokenizer, word by word: split as the target splits it, a draft predicts
-worse (on the embedded model with fewer merges on one side, 7 to 14 of 100 tokens more were rejected). A word reaches
-from a token that opens with a space to the next such: tokenizers split there as well, so that a translation does not
-depend on what stands around the word, and a context that grows changes no more than its last one.
+tokens). Text is spelled anew by the draft's tokenizer, word by word: split as the target splits it, it is unlike what
+the draft was trained on, and fewer of its tokens would be accepted. A word reaches from a token that opens with a space
+to the next such: tokenizers split there as well, so that a translation does not depend on what stands around the word,
+and a context that grows changes no more than its last one.
 """
 
 from __future__ import annotations
@@ -140,7 +140,6 @@ class _Vocabulary:
         self._backend = copy.copy(tokenizer.backend_tokenizer)
         self._backend.no_padding()
         self._backend.no_truncation()
-        self._backend.encode_special_tokens = True  # a special token that is spelled out is text
         begin: int | None = tokenizer.bos_token_id
         self.lead: Tokens = (begin,) if begin is not None and tokenizer.encode("")[:1] == [begin] else ()
         self.filler = next((i for i in (begin, self.end) if i is not None), 0)
@@ -154,7 +153,8 @@ class _Vocabulary:
         return ids
 
     def _encode(self, text: str) -> list[int]:
-        """As the tokenizer does it, where that writes the same: some put a space before every text, or change it."""
+        """As the tokenizer does it, where that writes the same. Some put a space before every text, or change it; and
+        the name of a special token, spelled out, is text."""
         expected = text.encode()
         for asked in (text, text[1:]) if text.startswith(" ") else (text,):
             ids: list[int] = self._backend.encode(asked, add_special_tokens=False).ids

@@ -22,6 +22,7 @@ STOREYS = [
         "agentspec.stats",
         "agentspec.cache",
         "agentspec.threads",
+        "agentspec.device",
     },
     {"agentspec.calls", "agentspec.theory", "agentspec.metrics"},
     {"agentspec.grammar"},

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from answering import answering
 
 from langchain_agentspec import ChatAgentSpec
@@ -84,3 +85,17 @@ def test_a_debate_is_held_and_decided() -> None:
     assert result.answer == {"answer": "no"}
     assert result.share == 1.0
     engine.close()
+
+
+def test_passes_are_timed_the_same_way_for_everyone(capsys: pytest.CaptureFixture[str]) -> None:
+    module = runpy.run_path(str(EXAMPLES / "benchmark" / "passes.py"))
+    read: list[tuple[str, int]] = []
+    ways = {name: lambda block, name=name: read.append((name, len(block))) for name in ("a", "b")}
+    found = module["race"](ways, torch.Generator(), 2)
+    assert read == [(name, width) for width in module["WIDTHS"] for _ in range(4) for name in ways]
+    assert {name: set(by_width) for name, by_width in found.items()} == dict.fromkeys(ways, set(module["WIDTHS"]))
+    capsys.readouterr()
+    shown = module["main"](["--repeats", "1"])
+    assert list(shown) == ["transformers", "agentspec, not packed", "agentspec"]
+    assert all(ms > 0 for by_width in shown.values() for ms in by_width.values())
+    assert capsys.readouterr().out.count("\n") == 4

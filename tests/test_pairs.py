@@ -13,7 +13,7 @@ from tiny import llama
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from agentspec import CausalLM, IncompatiblePairError, ModelLoadError, Request, SamplingParams
+from agentspec import CausalLM, IncompatiblePairError, ModelLoadError, Request, SamplingParams, TranslatedModel
 from agentspec.pairs import PairSpec, load_engine, shared_engine, translate
 from langchain_agentspec import ChatAgentSpec
 
@@ -34,6 +34,7 @@ def test_padded_heads_are_reconciled_and_padding_is_never_emitted(tmp_path: Path
     draft = save(tmp_path / "draft", head=32, seed=1)
     engine = load_engine(PairSpec(target, draft, device="cpu"))
     assert engine.decoder.target.vocab_size == 9
+    assert isinstance(engine.decoder.drafter.models()["model"], CausalLM)
     params = SamplingParams(temperature=5.0, seed=1, max_tokens=60)
     samples = engine.generate([Request([1, 2], params, n=4, gamma=4)])[0]
     assert {token for sample in samples for token in sample.tokens} <= set(range(9))
@@ -48,6 +49,7 @@ def test_a_draft_of_another_tokenizer_drafts_what_both_have(tmp_path: Path, capl
     requests = [Request([1, 2, 3], params, n=4, gamma=gamma) for gamma in (0, 4)]
     with caplog.at_level(logging.INFO, logger="agentspec"):
         engine = load_engine(PairSpec(target, draft, device="cpu"))
+    assert isinstance(engine.decoder.drafter.models()["model"], TranslatedModel)
     engine.decoder.acceptance = "coupled"
     plain, samples = engine.generate(requests)
     engine.close()

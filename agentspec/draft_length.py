@@ -1,13 +1,15 @@
 """How many tokens to draft: gamma, fixed or chosen from what was measured.
 
 The target reads one block as wide as the longest draft in it, so the rows of a round share one width. ``Auto`` takes
-the width that gives the most expected tokens per second: the expectation from how often tokens of the same drafter and
-evidence were accepted before, the seconds from measured passes. Where nothing pays, that is no draft at all.
+the width with the most expected tokens per second, alike for all rows: the expectation from how often tokens of the
+same drafter and evidence were accepted before, the seconds from measured passes. Where nothing pays, that is no draft
+at all.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from operator import mul
@@ -153,7 +155,10 @@ _MARGIN = 1.02  # by which a draft must be expected to win: estimates err, and a
 
 
 def best_width(chances: Sequence[Sequence[float]], cost: Callable[[int, int], float], least: int = 0) -> int:
-    """The number of drafted tokens per row with the most expected tokens per second.
+    """The number of drafted tokens per row with which a token takes the fewest seconds, in the mean of the rows.
+
+    For one row that is the most expected tokens per second. Of several, one that gains much does not outweigh others
+    that only wait longer: whoever asked for all of them has to wait for the last.
 
     Args:
         chances: per row, the chance of each drafted token to be reached and accepted; they fall.
@@ -163,60 +168,92 @@ def best_width(chances: Sequence[Sequence[float]], cost: Callable[[int, int], fl
     rows = len(chances)
     rates = {}
     for width in range(least, max([least, *map(len, chances)]) + 1):
-        tokens = rows + sum(sum(row[:width]) for row in chances)
-        rates[width] = tokens / cost(rows, width + 1)
+        seconds = cost(rows, width + 1) * sum(1 / (1 + sum(row[:width])) for row in chances) / rows
+        rates[width] = 1 / seconds
     best = max(rates, key=lambda width: rates[width])  # the first of equals is the shortest
     return best if rates[best] > rates[least] * _MARGIN else least
 
 
 class AcceptanceRates:
-    """How often tokens are accepted, by drafter and evidence: what all sequences taught, moved by what this one did.
+    """How often tokens are accepted, by drafter and evidence: what all requests taught, moved by what this one did.
 
     The more evidence, the higher the chance that is assumed before anything was seen; assumptions weigh little. Old
-    observations fade.
+    observations fade. The samples of a request learn together.
     """
 
     def __init__(self) -> None:
         self._all: dict[tuple[str, int], _Count] = {}
-        self._own: WeakKeyDictionary[TokenSequence, dict[tuple[str, int], _Count]] = WeakKeyDictionary()
+        self._own: WeakKeyDictionary[TokenSequence, _Own] = WeakKeyDictionary()
 
     def __call__(self, sequence: TokenSequence, source: str, evidence: int) -> float:
         """The chance that a token of this drafter and evidence is accepted, where it is reached."""
         if source == FORCED:
             return 1.0
-        key = source, evidence
-        own = self._own.get(sequence, {}).get(key, _Count(_OWN_MEMORY))
-        return own.rate(self.overall(source, evidence))
+        assumed = self.overall(source, evidence)
+        own = self._own.get(_request_of(sequence))
+        return assumed if own is None else own.rate(source, evidence, assumed)
 
     def overall(self, source: str, evidence: int) -> float:
-        """The same, over all sequences."""
+        """The same, over all requests."""
         assumed = 0.7 if evidence == 0 else 1 - 1 / (1 + 0.35 * evidence)
         return self._all.get((source, evidence), _Count(_ALL_MEMORY)).rate(assumed)
 
     def learn(self, sequence: TokenSequence, source: str, evidence: int, accepted: bool) -> None:
         """A token was reached; whether it was accepted."""
-        key = source, evidence
-        self._all.setdefault(key, _Count(_ALL_MEMORY)).add(accepted)
-        self._own.setdefault(sequence, {}).setdefault(key, _Count(_OWN_MEMORY)).add(accepted)
+        own = self._own.setdefault(_request_of(sequence), _Own())
+        own.add(source, evidence, accepted, expected=self.overall(source, evidence))
+        self._all.setdefault((source, evidence), _Count(_ALL_MEMORY)).add(accepted)
 
 
 _ALL_MEMORY, _OWN_MEMORY = 500, 50  # observations that count, about
 _PRIOR_WEIGHT = 4.0  # observations that an assumption is worth
 
 
+def _request_of(sequence: TokenSequence) -> TokenSequence:
+    """The sequence that stands for its request: the first of its samples."""
+    return sequence.siblings[0] if sequence.siblings else sequence
+
+
 class _Count:
-    """Hits among tries; the older, the less they count."""
+    """Hits among tries, and how many were expected; the older, the less they count."""
 
     def __init__(self, memory: int) -> None:
         self._keep = 1 - 1 / memory
-        self._hits = self._tries = 0.0
+        self._hits = self._tries = self._expected = 0.0
 
-    def add(self, hit: bool) -> None:
+    def add(self, hit: bool, expected: float = 0.0) -> None:
         self._hits = self._hits * self._keep + hit
         self._tries = self._tries * self._keep + 1
+        self._expected = self._expected * self._keep + expected
 
     def rate(self, assumed: float) -> float:
         return (self._hits + _PRIOR_WEIGHT * assumed) / (self._tries + _PRIOR_WEIGHT)
+
+    def over_expectation(self) -> float:
+        """Hits over expected ones; 1 before there are any."""
+        return (self._hits + _PRIOR_WEIGHT) / (self._expected + _PRIOR_WEIGHT)
+
+
+class _Own:
+    """What one request taught: of each drafter and evidence, and of each drafter over all evidence.
+
+    The latter tells soon that nothing in this text repeats, which no single evidence was seen often enough to tell.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, int], _Count] = defaultdict(lambda: _Count(_OWN_MEMORY))
+        self._sources: dict[str, _Count] = defaultdict(lambda: _Count(_OWN_MEMORY))
+
+    def add(self, source: str, evidence: int, hit: bool, expected: float) -> None:
+        self._counts[source, evidence].add(hit)
+        self._sources[source].add(hit, expected)
+
+    def rate(self, source: str, evidence: int, overall: float) -> float:
+        assumed = min(overall * self._sources[source].over_expectation(), max(overall, _MOST_LIFTED))
+        return self._counts[source, evidence].rate(assumed)
+
+
+_MOST_LIFTED = 0.95  # the chance up to which a request that does better than others is trusted beyond them
 
 
 def _told(draft: Draft, row: int) -> tuple[Sequence[str], Sequence[int], Sequence[int]]:

@@ -239,6 +239,56 @@ def test_what_a_sequence_does_moves_what_is_expected_of_it() -> None:
     assert acceptance(new, "forced", 0) == 1
 
 
+def test_a_request_in_which_nothing_repeats_is_soon_known_whatever_the_evidence() -> None:
+    rates, texts = AcceptanceRates(), [Sequence([1, 2]) for _ in range(3)]
+    for evidence in range(1, 17):
+        for _ in range(100):
+            rates.learn(texts[0], "suffix", evidence, True)
+    assert rates(texts[1], "suffix", 16) > 0.9
+    for evidence in range(1, 9):  # each of them seen once
+        rates.learn(texts[1], "suffix", evidence, False)
+    assert rates(texts[1], "suffix", 16) < 0.5  # which was never seen here
+    assert rates(texts[1], "model", 0) == rates.overall("model", 0)  # another drafter
+    assert rates(texts[2], "suffix", 16) > 0.9  # another request
+    for _ in range(20):
+        rates.learn(texts[1], "suffix", 3, True)
+    assert rates(texts[1], "suffix", 16) > 0.8
+
+
+def test_a_request_that_does_better_than_others_is_not_trusted_beyond_reason() -> None:
+    rates, texts = AcceptanceRates(), [Sequence([1, 2]) for _ in range(2)]
+    for _ in range(300):
+        rates.learn(texts[0], "suffix", 1, False)
+        rates.learn(texts[0], "suffix", 9, True)
+    for _ in range(30):
+        rates.learn(texts[1], "suffix", 1, True)
+    assert 0.5 < rates(texts[1], "suffix", 2) <= 0.95
+    assert rates(texts[1], "suffix", 9) <= 1.0
+
+
+def test_samples_of_a_request_learn_together() -> None:
+    rates, samples = AcceptanceRates(), [Sequence([1, 2]) for _ in range(4)]
+    for sample in samples[:3]:
+        sample.siblings = samples[:3]
+    for _ in range(20):
+        rates.learn(samples[0], "suffix", 5, False)
+        rates.learn(samples[3], "suffix", 5, True)
+    assert rates(samples[2], "suffix", 5) == rates(samples[0], "suffix", 5) < 0.2
+    assert rates(samples[3], "suffix", 5) > 0.8
+
+
+def test_one_row_that_gains_much_does_not_outweigh_those_that_wait() -> None:
+    costs = {0: 1.0, 8: 1.6}
+
+    def cost(rows: int, width: int) -> float:
+        return costs[0] + (costs[8] - costs[0]) * (width - 1) / 8
+
+    good, bad = [0.99**k for k in range(1, 9)], [0.05**k for k in range(1, 9)]
+    assert best_width([good], cost) == 8
+    assert best_width([good, *[bad] * 7], cost) <= 1  # though 8 more tokens in 1.6 times the seconds are more a second
+    assert best_width([good] * 7 + [bad], cost) > 4
+
+
 def test_a_draft_model_that_never_pays_is_tried_now_and_then() -> None:
     target, draft = TableModel(4, seed=2), TableModel(4, seed=7)
     decoder = SpeculativeDecoder(target, ModelDrafter(draft), Auto(Known(FLAT), {"model": Known({(1, 1): 100.0})}))

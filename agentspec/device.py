@@ -3,6 +3,7 @@ how long the device was at it. On a CPU there is nothing beside, and all of this
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from types import TracebackType
@@ -10,6 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+CAPTURING = threading.RLock()
+"""Held by who captures a graph, and by who waits for a device: either spoils a capture of another thread."""
 
 
 def pinned(host: Tensor, device: torch.device | str) -> Tensor:
@@ -30,7 +34,8 @@ def vector(values: Sequence[Any], like: Tensor, dtype: torch.dtype | None = None
 def wait_for(device: torch.device) -> None:
     """Until the device has done all that it was given."""
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        with CAPTURING:
+            torch.cuda.current_stream(device).synchronize()
 
 
 class Stopwatch:
@@ -41,6 +46,7 @@ class Stopwatch:
     """
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._events: tuple[Any, Any] | None = None
         if device.type == "cuda":
             self._events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -49,14 +55,14 @@ class Stopwatch:
     def __enter__(self) -> Stopwatch:
         self._began = time.perf_counter()
         if self._events is not None:
-            self._events[0].record()
+            self._events[0].record(torch.cuda.current_stream(self._device))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._events is not None:
-            self._events[1].record()
+            self._events[1].record(torch.cuda.current_stream(self._device))
 
     def runs_past(self, moment: float) -> float:
         """Seconds that the device was at it after ``moment`` (of ``time.perf_counter``); call it when it is done.

@@ -63,7 +63,8 @@ class Dice:
     def select(self, rows: list[int]) -> Dice:
         """The dice of some of the rows."""
         chosen = object.__new__(type(self))
-        chosen._seeds, chosen._positions = self._seeds[rows], self._positions[rows]
+        index = upload(torch.tensor(rows), self._seeds.device)
+        chosen._seeds, chosen._positions = self._seeds[index], self._positions[index]
         return chosen
 
     def _hash(self, role: int, offsets: Tensor) -> Tensor:

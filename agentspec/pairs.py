@@ -7,7 +7,7 @@ import math
 import threading
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from transformers import AutoTokenizer
 
@@ -19,6 +19,7 @@ from agentspec.embedded import path as embedded_path
 from agentspec.engine import LocalEngine
 from agentspec.errors import IncompatiblePairError, ModelLoadError, TokenizerError
 from agentspec.models.causal_lm import CausalLM
+from agentspec.models.graphs import Compile
 from agentspec.models.translated import TranslatedModel
 from agentspec.models.translation import Translation
 from agentspec.speculative import SpeculativeDecoder
@@ -48,7 +49,7 @@ class PairSpec:
     device: str | None = None
     dtype: str | None = None
     revision: str | None = None
-    compile: bool | Literal["auto"] = "auto"
+    compile: Compile = "auto"
 
 
 _log = logging.getLogger("agentspec")
@@ -82,16 +83,22 @@ def load_engine(spec: PairSpec) -> LocalEngine:
     if spec.draft is not None:
         translation = translate(spec.model, tokenizer, spec.draft, load_tokenizer(spec.draft, None))
         draft = _load_model(spec.draft, None, spec)
+        _expect_scores(spec.draft, load_tokenizer(spec.draft, None), draft)
         drafters.append(ModelDrafter(draft if translation is None else TranslatedModel(draft, translation)))
     target = _load_model(spec.model, spec.revision, spec)
-    ids = max(tokenizer.get_vocab().values()) + 1
-    if ids > target.vocab_size:
-        raise ModelLoadError(
-            f"{spec.model}: the tokenizer has {ids} ids and the model scores {target.vocab_size}; expected a tokenizer "
-            "of this model, with no more ids than it scores."
-        )
+    _expect_scores(spec.model, tokenizer, target)
     _log.info("%s: KV cache of %s", spec.model, target.kv.memory)
     return LocalEngine(SpeculativeDecoder(target, Cascade(drafters), "auto"), tokenizer)
+
+
+def _expect_scores(name: str, tokenizer: Any, model: CausalLM) -> None:
+    """Raise where a tokenizer has ids that its model does not score."""
+    ids = max(tokenizer.get_vocab().values()) + 1
+    if ids > model.vocab_size:
+        raise ModelLoadError(
+            f"{name}: the tokenizer has {ids} ids and the model scores {model.vocab_size}; expected a tokenizer of "
+            "this model, with no more ids than it scores."
+        )
 
 
 def load_tokenizer(name: str, revision: str | None = None) -> Any:

@@ -194,7 +194,7 @@ def warp(
     greedy = [p.temperature == 0 for p in params]
     if all(greedy):
         return _law_of_best(scores)
-    warm = scores / vector([p.temperature or 1.0 for p in params], scores).view(-1, 1, 1)
+    warm = scores / _by_row([p.temperature or 1.0 for p in params], scores)
     for keep, values, neutral in (
         (_keep_top_k, [p.top_k for p in params], 0),
         (_keep_top_p, [p.top_p for p in params], 1.0),
@@ -202,9 +202,8 @@ def warp(
     ):
         rows = [b for b, value in enumerate(values) if value != neutral and not greedy[b]]
         if rows:
-            setting = vector([values[b] for b in rows], scores).view(-1, 1, 1)
             index = _index(rows, scores)
-            warm = warm.index_copy(0, index, keep(warm[index], setting))
+            warm = warm.index_copy(0, index, keep(warm[index], [values[b] for b in rows]))
     law = warm.softmax(-1)
     cold = [b for b, is_greedy in enumerate(greedy) if is_greedy]
     return law.index_copy(0, _index(cold, law), _law_of_best(scores[cold])) if cold else law
@@ -254,15 +253,15 @@ def _law_of_best(scores: Tensor) -> Tensor:
 # Each keep-function cuts by value, not by rank: tied tokens share one fate, whatever order a sort would give them.
 
 
-def _keep_top_k(scores: Tensor, k: Tensor) -> Tensor:
-    k = k.long().clamp(max=scores.shape[-1])
-    best = scores.topk(int(k.max()), dim=-1).values
-    threshold = best.gather(-1, (k - 1).expand(-1, scores.shape[1], 1))
+def _keep_top_k(scores: Tensor, ks: Sequence[float]) -> Tensor:
+    within = [min(int(k), scores.shape[-1]) for k in ks]
+    best = scores.topk(max(within), dim=-1).values
+    threshold = best.gather(-1, (_by_row(within, scores).long() - 1).expand(-1, scores.shape[1], 1))
     return scores.masked_fill(scores < threshold, -math.inf)
 
 
-def _keep_top_p(scores: Tensor, top_p: Tensor) -> Tensor:
-    p = scores.softmax(-1)
+def _keep_top_p(scores: Tensor, top_ps: Sequence[float]) -> Tensor:
+    top_p, p = _by_row(top_ps, scores), scores.softmax(-1)
     head = p.topk(min(512, p.shape[-1]), dim=-1).values
     if bool((head.sum(-1, keepdim=True) < top_p).any()):
         head = p.sort(dim=-1, descending=True).values
@@ -271,6 +270,11 @@ def _keep_top_p(scores: Tensor, top_p: Tensor) -> Tensor:
     return scores.masked_fill(p < head.gather(-1, kept - 1), -math.inf)
 
 
-def _keep_min_p(scores: Tensor, min_p: Tensor) -> Tensor:
+def _keep_min_p(scores: Tensor, min_ps: Sequence[float]) -> Tensor:
     best = scores.max(-1, keepdim=True).values
-    return scores.masked_fill(scores < best + min_p.log(), -math.inf)
+    return scores.masked_fill(scores < best + _by_row(min_ps, scores).log(), -math.inf)
+
+
+def _by_row(values: Sequence[float], scores: Tensor) -> Tensor:
+    """``[R, 1, 1]``: a value for each row of ``scores``."""
+    return vector(values, scores).view(-1, 1, 1)

@@ -39,7 +39,7 @@ class Verdict:
     def blocks(self, draft: Draft, p: Tensor) -> list[list[int]]:
         """What each row emits: the accepted prefix of its draft, and the token behind it.
 
-        It is here that the host waits for the device, once a round.
+        It is here that the host waits for the target.
 
         Raises:
             InvalidRequestError: where a row's last token was to be drawn from no law. Positions behind it were never

@@ -49,6 +49,7 @@ class TapeRecorder:
 
     def __init__(self) -> None:
         self.recorded = 0
+        self.forgotten = 0
 
     def __call__(self, function: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
         tape = Tape()
@@ -56,3 +57,6 @@ class TapeRecorder:
             result = function()
         self.recorded += 1
         return lambda: tape.replay(result), result
+
+    def forget(self) -> None:
+        self.forgotten += 1

@@ -15,6 +15,8 @@ from agentspec import device, speculative
 from agentspec.constraints import Walk
 from agentspec.device import Stopwatch, upload, vector, wait_for
 from agentspec.drafters import Draft, Drafter
+from agentspec.drafters.cascade import Cascade
+from agentspec.drafters.model import ModelDrafter
 from agentspec.sampling import SamplingParams
 from agentspec.sequence import Batch
 from agentspec.sequence import Sequence as TokenSequence
@@ -34,19 +36,29 @@ class Says(Drafter):
         return Draft.of_spans([[1] * n for n in gamma], batch.device)
 
 
-def batch_of(rows: int, temperature: float) -> Batch:
-    params = SamplingParams(temperature=temperature, max_tokens=9)
+def batch_of(rows: int, **settings: Any) -> Batch:
+    params = SamplingParams(max_tokens=9, **settings)
     return Batch([TokenSequence([0, 1, 2], params, seed=seed) for seed in range(rows)])
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("rows", [1, 3])
-def test_the_host_reads_from_the_device_once_a_round(
-    temperature: float, rows: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("drafter", "settings", "expected"),
+    [
+        (Says(), {"temperature": 0.0}, 1),
+        (Says(), {"temperature": 0.8, "top_k": 2, "min_p": 0.1}, 1),
+        (Says(), {"temperature": 0.8, "top_p": 0.9}, 2),  # whether a sort is needed
+        (ModelDrafter(TableModel(seed=5)), {"temperature": 0.8}, 4),
+        (Cascade([Says(), ModelDrafter(TableModel(seed=5))]), {"temperature": 0.8}, 1),
+    ],
+    ids=["greedy", "top-k", "top-p", "a draft model of three tokens", "a cascade"],
+)
+def test_the_host_reads_once_a_round_and_once_for_each_token_that_a_draft_model_draws(
+    drafter: Drafter, settings: dict[str, Any], expected: int, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[str] = []
-    decoder = SpeculativeDecoder(TableModel(), Says(), gamma=3)
-    batch = batch_of(rows, temperature)
+    decoder = SpeculativeDecoder(TableModel(), drafter, gamma=3)
+    batch = batch_of(rows, **settings)
     for name in READS:
         original = getattr(Tensor, name)
 
@@ -56,7 +68,7 @@ def test_the_host_reads_from_the_device_once_a_round(
 
         monkeypatch.setattr(Tensor, name, read)
     decoder.round(batch)
-    assert reads == ["tolist"]
+    assert len(reads) == expected
 
 
 def test_seconds_that_a_phase_waited_for_another_are_booked_where_they_belong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,9 +80,9 @@ def test_seconds_that_a_phase_waited_for_another_are_booked_where_they_belong(mo
             return time.perf_counter() - moment
 
     decoder = SpeculativeDecoder(TableModel())
-    plain = decoder.round(batch_of(1, 0.0)).seconds
+    plain = decoder.round(batch_of(1, temperature=0.0)).seconds
     monkeypatch.setattr(speculative, "Stopwatch", Late)
-    late = decoder.round(batch_of(1, 0.0)).seconds
+    late = decoder.round(batch_of(1, temperature=0.0)).seconds
     assert plain["sample_s"] > 0
     assert late["sample_s"] == pytest.approx(0, abs=1e-9)  # no more than was booked there is moved
     assert late["verify_s"] > 0
@@ -90,8 +102,8 @@ def test_a_stopwatch_of_a_device_tells_how_long_it_ran_on(monkeypatch: pytest.Mo
         def __init__(self, enable_timing: bool) -> None:
             assert enable_timing
 
-        def record(self) -> None:
-            self.recorded = True
+        def record(self, stream: str) -> None:
+            self.recorded = stream == "of cuda:1"
 
         def elapsed_time(self, end: Event) -> float:
             assert self.recorded
@@ -99,7 +111,8 @@ def test_a_stopwatch_of_a_device_tells_how_long_it_ran_on(monkeypatch: pytest.Mo
             return 250.0  # milliseconds
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    with Stopwatch(torch.device("cuda")) as watch:
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"of {device}")
+    with Stopwatch(torch.device("cuda:1")) as watch:
         began = time.perf_counter()
     assert watch.runs_past(began + 0.05) == pytest.approx(0.2, abs=0.01)
     assert watch.runs_past(began + 1) == 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import runpy
@@ -64,7 +65,8 @@ def test_all_of_it_runs_at_toy_size_without_the_packages_of_the_other_rooms(tmp_
     result = json.loads((tmp_path / "gpu.json").read_text())
     assert (result["schema"], result["toy"]) == ("agentspec.gpu/1", True)
     nothing_to_see = [f["name"] for f in result["checks"] if f["holds"] is None]
-    assert nothing_to_see == [f"captured passes score as launched ones ({t})" for t in ("float32", "bfloat16")]
+    expected = itertools.product(("float32", "bfloat16"), (3, 1))
+    assert nothing_to_see == [f"captured passes score as launched ones ({t}, {n} layers)" for t, n in expected]
     assert [f["holds"] for f in result["checks"] if f["holds"] is not None] == [True] * 8
     speed = result["speed"]
     assert set(speed) == {"setup", "outside_kernels", "ways", "formula", "goals"}
@@ -164,9 +166,7 @@ def test_captured_passes_that_are_wrong_or_never_replayed_are_reported(
     monkeypatch.setattr(CausalLM, "replayed_passes", 0)
     assert not check(model, captured).holds
     monkeypatch.undo()
-    for graph in captured._forward.graphs._graphs.values():
-        if graph is not None:
-            graph.replay = lambda: None  # and what was there stays
+    monkeypatch.setattr(Tensor, "copy_", lambda self, *_, **__: self)  # every replay is of the table before
     assert not check(model, captured).holds
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import random
+import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +28,7 @@ from agentspec import (
 )
 from agentspec.dice import Acceptance
 from agentspec.models.causal_lm import CausalLM
-from agentspec.models.graphs import Graphs, recorder_for, round_live, round_width
+from agentspec.models.graphs import CudaRecorder, Graphs, recorder_for, round_live, round_width
 
 CPU = torch.device("cpu")
 
@@ -65,7 +69,7 @@ def test_a_block_is_captured_the_second_time_and_replayed_from_then_on() -> None
         recorded.append(recorder.recorded)
         replayed.append(lm._forward.graphs.replays)
     assert recorded == [0, 0, 1, 1]  # the first block was of four tokens, those behind it of one
-    assert replayed == [0, 0, 1, 2]
+    assert replayed == [0, 0, 0, 1]
 
 
 def test_scores_that_were_handed_out_do_not_change_with_the_next_pass() -> None:
@@ -81,12 +85,13 @@ def test_scores_that_were_handed_out_do_not_change_with_the_next_pass() -> None:
 
 def test_graphs_are_dropped_when_keys_and_values_move() -> None:
     lm = CausalLM(llama(), rows=2)
-    captured(lm)
+    recorder = captured(lm)
     context = [1, 2, 3]
     for token in range(4, 8):
         context.append(token)
         lm.next_logits([list(context)], [1])
     assert len(lm._forward.graphs) == 1
+    assert recorder.forgotten == 0
     layout = lm.kv.layout
     long = [random.Random(0).randrange(VOCABULARY) for _ in range(MAX_CONTEXT - 40)]
     lm.kv.clear()
@@ -94,21 +99,152 @@ def test_graphs_are_dropped_when_keys_and_values_move() -> None:
     assert lm.kv.layout != layout
     ask(lm, llama(), [[*context, 9]], [1])
     assert len(lm._forward.graphs) == 0
+    assert recorder.forgotten == 1
+
+
+def test_graphs_are_captured_anew_in_another_thread() -> None:
+    graphs, table = Graphs(recorder := TapeRecorder()), torch.tensor([[1, 2]])
+
+    def run_thrice() -> None:
+        for _ in range(3):
+            assert graphs.run(lambda numbers: numbers * 2.0, table, CPU, "a", 0).tolist() == [[2, 4]]
+
+    run_thrice()
+    assert (recorder.recorded, recorder.forgotten, graphs.replays) == (1, 0, 1)
+    thread = threading.Thread(target=run_thrice)
+    thread.start()
+    thread.join()
+    assert (recorder.recorded, recorder.forgotten, graphs.replays) == (2, 1, 2)
+
+
+def test_graphs_go_all_together_where_there_are_too_many() -> None:
+    graphs, table = Graphs(recorder := TapeRecorder(), most=2), torch.tensor([[1, 2]])
+    for shape in "aaabbbccc":
+        assert graphs.run(lambda numbers: numbers * 2.0, table, CPU, shape, 0).tolist() == [[2, 4]]
+    assert (recorder.recorded, recorder.forgotten, len(graphs)) == (3, 1, 1)
+
+
+class Failing:
+    """Fails to record, the first ``times`` times."""
+
+    def __init__(self, times: int = 99) -> None:
+        self.times = times
+        self.tries = 0
+        self.tape = TapeRecorder()
+
+    def __call__(self, function: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
+        self.tries += 1
+        if self.tries <= self.times:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return self.tape(function)
+
+    def forget(self) -> None:
+        self.tape.forget()
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_capture_that_fails_once_is_tried_again() -> None:
+    lm = CausalLM(llama(), rows=3)
+    lm._forward.capture_with(Failing(times=1))
+    walk(lm, llama(), seed=1, steps=30)
+    assert lm.captures
+    assert lm.replayed_passes > 0
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_graph_that_computes_something_else_is_not_used() -> None:
+    class Wrong(TapeRecorder):
+        def __call__(self, function: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
+            replay, result = super().__call__(function)
+            return lambda: (replay(), result.mul_(1.01)), result
+
+    lm = CausalLM(llama(), rows=3)
+    lm._forward.capture_with(Wrong())
+    with pytest.warns(RuntimeWarning, match="the captured pass computes something else") as warned:
+        walk(lm, llama(), seed=1, steps=30)
+    assert len(warned) == 1
+    assert lm.replayed_passes == 0
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_capture_leaves_the_thread_on_its_stream_and_begins_a_pool_for_every_generation(
+    fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a torch.cuda that writes down what it is asked for."""
+    log: list[Any] = []
+
+    class Stream:
+        def wait_stream(self, other: object) -> None:
+            log.append(("wait", self, other))
+
+        def synchronize(self) -> None:
+            log.append(("synchronize", self))
+
+    usual = Stream()
+    current = [usual]
+
+    @contextmanager
+    def on(stream: Stream) -> Iterator[None]:
+        current.append(stream)
+        yield
+        current.pop()
+
+    @contextmanager
+    def graph(graph: object, pool: object, stream: Stream, capture_error_mode: str) -> Iterator[None]:
+        log.append(("capture", pool, stream, capture_error_mode))
+        current.append(stream)
+        yield
+        if fails:
+            raise RuntimeError("capture failed")  # torch then leaves the stream where it is
+        current.pop()
+
+    @contextmanager
+    def device(chosen: torch.device) -> Iterator[None]:
+        log.append(("device", chosen.index))
+        yield
+
+    fake = {
+        "Stream": Stream,
+        "stream": on,
+        "graph": graph,
+        "device": device,
+        "current_stream": lambda device=None: current[-1],
+        "set_stream": lambda stream: current.append(stream),
+        "graph_pool_handle": object,
+        "CUDAGraph": lambda: SimpleNamespace(replay=None),
+    }
+    for name, value in fake.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    recorder, ran = CudaRecorder(torch.device("cuda:1")), []
+
+    def compute() -> Tensor:
+        ran.append(current[-1])
+        return torch.zeros(1)
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="capture failed") if fails else nullcontext():
+            recorder(compute)
+        assert current[-1] is usual
+    recorder.forget()
+    assert ("synchronize", usual) in log
+    with suppress(RuntimeError):
+        recorder(compute)
+    captures = [entry for entry in log if entry[0] == "capture"]
+    assert [entry[1] for entry in log if entry[0] == "device"] == [1, 1, 1]
+    assert {entry[3] for entry in captures} == {"thread_local"}
+    assert captures[0][1] is captures[1][1] is not captures[2][1]  # pools
+    assert set(ran) == {captures[0][2]}  # warmed up and captured on one stream, and never on the usual one
+    assert usual not in ran
 
 
 @pytest.mark.filterwarnings("error")
 def test_a_capture_that_fails_warns_once_and_changes_nothing() -> None:
-    tries = []
-
-    def failing(function: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
-        tries.append(1)
-        raise RuntimeError("operation not permitted when stream is capturing")
-
-    lm = CausalLM(llama(), rows=3)
+    lm, failing = CausalLM(llama(), rows=3), Failing()
     lm._forward.capture_with(failing)
     with pytest.warns(RuntimeWarning, match="not permitted when stream is capturing") as warned:
         walk(lm, llama(), seed=1, steps=30)
-    assert len(warned) == len(tries) == 1
+    assert len(warned) == 1
+    assert failing.tries == 2
     assert not lm._forward.graphs.is_on
 
 
@@ -119,7 +255,8 @@ def test_what_reads_a_number_from_the_device_cannot_be_captured_and_is_launched(
     def compute(numbers: Tensor) -> Tensor:
         return numbers * int(numbers.max())
 
-    assert graphs.run(compute, table, CPU, "a", 0).tolist() == [[2, 4]]
+    for _ in range(2):
+        assert graphs.run(compute, table, CPU, "a", 0).tolist() == [[2, 4]]
     with pytest.warns(RuntimeWarning, match="was read from the device"):
         assert graphs.run(compute, table, CPU, "a", 0).tolist() == [[2, 4]]
     assert graphs.run(compute, table + 1, CPU, "a", 0).tolist() == [[6, 9]]

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from agentspec.constraints import Walk
+from agentspec.device import vector
 from agentspec.dice import Role
 from agentspec.drafters import Draft, Drafter
 from agentspec.models import CachingModel, LanguageModel, SelectiveModel, max_context
@@ -50,14 +51,14 @@ class ModelDrafter(Drafter):
             params = [batch.params[b] for b in rows]
             masks = walk.stack(rows) if self._masked else None
             law = warp(logits, params, masks, [walk.prefix(b) for b in rows])[:, 0]  # [R, V]
-            at = torch.tensor([walk.drafted(b) for b in rows], device=law.device)
+            at = vector([walk.drafted(b) for b in rows], law, torch.long)
             tokens = batch.dice.select(rows).draw(law, Role.DRAFT, at)
             if q is None:
                 q = law.new_zeros(len(batch), max(gamma), law.shape[-1])
-            q[rows, k] = law
-            no_law = law[:, 0].isnan().tolist()  # nothing is legal here: nothing can be drawn
-            for b, token, is_over in zip(rows, tokens.tolist(), no_law, strict=True):
-                if not is_over:
+            q[vector(rows, law, torch.long), k] = law
+            told = torch.stack([tokens, law[:, 0].isnan().long()], dim=1).tolist()  # here the host waits for the draft
+            for b, (token, is_over) in zip(rows, told, strict=True):
+                if not is_over:  # where nothing is legal, nothing can be drawn
                     spans[b].append(token)
                     walk.advance(b, token)
         width = max(map(len, spans))

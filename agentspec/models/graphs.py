@@ -7,8 +7,8 @@ integers at a fixed address (``forward.py``), shapes are rounded up to a few, an
 
 from __future__ import annotations
 
+import threading
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -16,16 +16,19 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from agentspec.device import pinned, upload
+from agentspec.device import CAPTURING, pinned, upload, wait_for
 
 Compile = bool | Literal["auto"]
 """Whether passes are captured: where it can be done (``"auto"``), or as told."""
 
 MOST_GRAPHS = 64
-"""Graphs that are kept; the one used longest ago gives way."""
+"""Graphs that are kept; one more, and all are captured anew."""
 
+_TRIES = 2  # what somebody else does with the device can spoil a capture
 _WIDTHS = (1, 2, 4, 8, 16, 32)
 _LEAST_LIVE = 256
+# Largest difference between a replay and the pass that it was captured from, as a share of the largest score.
+_TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 
 
 class Recorder(Protocol):
@@ -35,26 +38,46 @@ class Recorder(Protocol):
         """A function that does it again, and the tensor that holds its result each time."""
         ...
 
+    def forget(self) -> None:
+        """None of what was recorded will be replayed again."""
+        ...
+
 
 class CudaRecorder:
-    """Captures CUDA graphs; all share one pool of memory, since no two are ever replayed at once."""
+    """Captures CUDA graphs, on a stream of its own and into one pool of memory: no two are ever replayed at once.
 
-    def __init__(self) -> None:
+    Libraries keep workspaces by stream, which graphs of one pool share. So graphs go all together or not at all, and
+    what comes after them has a new pool.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: Any = None
         self._pool: Any = None
 
     def __call__(self, function: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
-        """Run it once to let libraries allocate what they keep, then capture it."""
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            function()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        # Other threads may use the device meanwhile: only this one's calls are the capture's.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            result = function()
-        self._pool = self._pool or graph.pool()
+        """Run it once, so that libraries allocate what they keep, then capture it."""
+        with CAPTURING, torch.cuda.device(self._device):
+            usual = torch.cuda.current_stream()
+            self._stream = self._stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            self._pool = self._pool or torch.cuda.graph_pool_handle()
+            graph = torch.cuda.CUDAGraph()
+            try:
+                self._stream.wait_stream(usual)
+                with torch.cuda.stream(self._stream):
+                    function()
+                usual.wait_stream(self._stream)
+                # Other threads may use the device meanwhile: only this one's calls are the capture's.
+                with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
+                    result = function()
+            finally:
+                torch.cuda.set_stream(usual)  # which a capture that fails leaves to others
         return graph.replay, result
+
+    def forget(self) -> None:
+        """Wait for the last replay, and begin a new pool."""
+        wait_for(self._device)
+        self._pool = None
 
 
 @dataclass
@@ -75,8 +98,10 @@ class Graphs:
     def __init__(self, recorder: Recorder | None, most: int = MOST_GRAPHS) -> None:
         self._recorder = recorder
         self._most = most
-        self._layout: Hashable = None
-        self._graphs: OrderedDict[Hashable, _Graph | None] = OrderedDict()  # None: seen once
+        self._generation: Hashable = None
+        self._graphs: dict[Hashable, _Graph] = {}
+        self._seen: set[Hashable] = set()
+        self._failed = 0
         self.replays = 0
         """Passes that were replayed so far."""
 
@@ -86,7 +111,7 @@ class Graphs:
         return self._recorder is not None
 
     def __len__(self) -> int:
-        return sum(graph is not None for graph in self._graphs.values())
+        return len(self._graphs)
 
     def run(
         self,
@@ -104,47 +129,59 @@ class Graphs:
             shape: all that ``compute`` depends on beside numbers in tensors.
             layout: another one means that tensors have moved, and what was captured is worth nothing.
         """
-        if layout != self._layout:
-            self._graphs.clear()
-            self._layout = layout
-        if self._recorder is None:
-            return compute(upload(table, device))
-        if shape not in self._graphs:  # once is no reason to capture
-            self._graphs[shape] = None
-            self._evict()
-            return compute(upload(table, device))
-        graph = self._graphs[shape] or self._capture(compute, table, device, shape)
-        if graph is None:
-            return compute(upload(table, device))
-        self._graphs.move_to_end(shape)
-        graph.table.copy_(pinned(table, device), non_blocking=True)
-        graph.replay()
-        self.replays += 1
-        return graph.result.clone()  # the next replay writes over it
-
-    def _capture(
-        self, compute: Callable[[Tensor], Tensor], table: Tensor, device: torch.device, shape: Hashable
-    ) -> _Graph | None:
-        assert self._recorder is not None
+        generation = layout, threading.get_ident()  # libraries have workspaces by thread as well
+        if generation != self._generation:
+            self._forget()
+            self._generation = generation
+        graph = self._graphs.get(shape)
+        if graph is not None:
+            graph.table.copy_(pinned(table, device), non_blocking=True)
+            graph.replay()
+            self.replays += 1
+            return graph.result.clone()  # the next replay writes over it
         fixed = upload(table, device)
+        found = compute(fixed)
+        if self._recorder is not None and shape in self._seen:  # once is no reason to capture
+            self._capture(compute, fixed, shape, found.clone())
+        self._seen.add(shape)
+        return found
+
+    def _capture(self, compute: Callable[[Tensor], Tensor], table: Tensor, shape: Hashable, expected: Tensor) -> None:
+        """Capture a pass that has just been computed; a graph that computes something else is none."""
+        assert self._recorder is not None
         try:
-            replay, result = self._recorder(lambda: compute(fixed))
+            if len(self._graphs) >= self._most:
+                self._forget()
+            replay, result = self._recorder(lambda: compute(table))
+            replay()
+            if not _is_close(result, expected):
+                raise RuntimeError("the captured pass computes something else")
         except Exception as error:  # whatever a driver, a library or a model's code raises when it is captured
+            self._failed += 1
+            if self._failed < _TRIES:
+                return
+            self._forget()
+            self._recorder = None
             warnings.warn(
-                f"Passes cannot be captured, and are launched kernel by kernel (compile=False does so without a "
+                "Passes cannot be captured, and are launched kernel by kernel (compile=False does so without a "
                 f"warning); results are the same: {error}",
                 RuntimeWarning,
                 stacklevel=2,
             )
-            self._recorder = None
-            self._graphs.clear()
-            return None
-        self._graphs[shape] = graph = _Graph(fixed, replay, result)
-        return graph
+        else:
+            self._graphs[shape] = _Graph(table, replay, result)
 
-    def _evict(self) -> None:
-        while len(self._graphs) > self._most:
-            self._graphs.popitem(last=False)
+    def _forget(self) -> None:
+        self._seen.clear()
+        if self._graphs and self._recorder is not None:
+            self._graphs.clear()
+            self._recorder.forget()
+
+
+def _is_close(found: Tensor, expected: Tensor) -> bool:
+    """Whether scores differ by rounding alone."""
+    off = (found - expected).abs().max() <= _TOLERANCE.get(found.dtype, 1e-4) * expected.abs().max()
+    return bool(off)  # NaN is not close
 
 
 def recorder_for(compile: Compile, device: torch.device) -> Recorder | None:
@@ -158,7 +195,7 @@ def recorder_for(compile: Compile, device: torch.device) -> Recorder | None:
     if compile not in (True, False, "auto"):
         raise ValueError(f"compile must be 'auto', True or False, got {compile!r}")
     if device.type == "cuda":
-        return CudaRecorder() if compile else None
+        return CudaRecorder(device) if compile else None
     if compile is True:
         warnings.warn(
             f"compile=True captures CUDA graphs, and this model is on {device.type}: passes are launched kernel by "

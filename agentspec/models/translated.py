@@ -81,7 +81,10 @@ class TranslatedModel:
         return len(ids) <= self.model.max_context and max(ids) < self.model.vocab_size
 
     def cached_tokens(self, context: list[int]) -> int:
-        """Length of the longest prefix of ``context``, up to a word's end, whose translation is wholly cached."""
+        """Length of the longest prefix of ``context``, up to a word's end, whose translation is wholly cached; 0 for a
+        context that it cannot read."""
+        if context and not self.can_read(context):
+            return 0
         return self.translation.whole_tokens(context, self.model.cached_tokens(self.translation(context)))
 
     def next_logits(self, contexts: Sequence[list[int]], last: Sequence[int]) -> Tensor:

@@ -68,9 +68,9 @@ def cached_logits(model: CausalLM) -> tuple[Finding, float]:
 
 def captured_passes(launched: CausalLM, captured: CausalLM) -> Finding:
     """Scores of captured passes against those of the same model's launched ones, while contexts grow and part."""
-    name, off = f"captured passes score as launched ones ({_short(launched.dtype)})", 0.0
+    name, off = f"captured passes score as launched ones ({_title(launched)})", 0.0
     contexts = _ids(launched.vocab_size, (3, 40)).tolist()
-    news = _ids(launched.vocab_size, (24, 9)).tolist()
+    news = _ids(launched.vocab_size, (72, 9)).tolist()
     for step, tokens in enumerate(news):
         width = (1, 3, 5, 9)[step % 4]
         called = [context + tokens[:width] for context in contexts[: 1 + step // 4 % 3]]
@@ -78,8 +78,13 @@ def captured_passes(launched: CausalLM, captured: CausalLM) -> Finding:
         ours, theirs = captured.next_logits(called, asked), launched.next_logits(called, asked)
         off = max(off, float((ours - theirs).abs().max() / theirs.abs().max()))
         contexts[0].extend(tokens[:1])
+        if step == len(news) // 2:  # K and V move, and what was captured is captured anew
+            long = [_ids(launched.vocab_size, (1, 400)).tolist()[0]]
+            for model in (captured, launched):
+                model.next_logits(long, [1])
     if not captured.captures:
-        return Finding(name, None, "nothing is captured here")
+        on_cuda = captured.device.type == "cuda"
+        return Finding(name, False if on_cuda else None, "nothing is captured here, or no longer")
     limit = _ROUNDING if launched.dtype == torch.float32 else 5e-2
     holds = off < limit and captured.replayed_passes > 0
     return Finding(name, holds, f"{off:.1e} of the largest, {captured.replayed_passes} passes replayed")
@@ -274,7 +279,8 @@ def model_findings(scale: Scale, device: str, dtype: torch.dtype, length: int) -
     target, draft = CausalLM(wide.model), CausalLM(small)
     cached, wobble = cached_logits(target)
     yield cached
-    yield captured_passes(CausalLM(wide.model, compile=False), target)
+    for model in (target, draft):
+        yield captured_passes(CausalLM(model.model, compile=False), model)
     if dtype == torch.float32:
         yield equal_texts(target, draft, 0.0, length)
         yield equal_texts(target, draft, 1.0, length)
@@ -284,6 +290,10 @@ def model_findings(scale: Scale, device: str, dtype: torch.dtype, length: int) -
 
 def _ids(vocabulary: int, shape: tuple[int, int]) -> Tensor:
     return torch.randint(vocabulary, shape, generator=torch.Generator().manual_seed(1))
+
+
+def _title(model: CausalLM) -> str:
+    return f"{_short(model.dtype)}, {model.model.config.num_hidden_layers} layers"
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -388,6 +388,24 @@ def test_a_table_of_another_device_or_version_is_ignored(tmp_path: Path, monkeyp
     assert measured(Model(), cache)(1, 1) == 3
 
 
+def test_costs_of_a_model_that_cannot_capture_after_all_are_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Model(TableModel):
+        fingerprint = "captured"
+
+    def fails(model: Model, *_: Any, **__: Any) -> dict[tuple[int, int], float]:
+        model.fingerprint = "launched"
+        return {(1, 1): 9.0}
+
+    cache = DiskCache(tmp_path / "cache")
+    right = agentspec.models.cost.measure
+    monkeypatch.setattr(agentspec.models.cost, "measure", fails)
+    assert measured(Model(), cache)(1, 1) == 9
+    monkeypatch.setattr(agentspec.models.cost, "measure", right)
+    assert measured(Model(), cache)(1, 1) < 9
+
+
 @pytest.mark.parametrize("value", [b"", b"{}", b"[[1, 1]]", b"[[1, 1, -3]]", b"\xff", b'"x"'], ids=str)
 def test_a_broken_table_is_measured_again(tmp_path: Path, value: bytes) -> None:
     class Model(TableModel):

@@ -96,6 +96,14 @@ def test_a_tokenizer_with_more_ids_than_the_head_is_refused(tmp_path: Path) -> N
         load_engine(PairSpec(save(tmp_path, head=8), device="cpu"))
 
 
+@pytest.mark.parametrize("letters", ["abcdefgh", "hgfedcba"], ids=["same tokens", "translated"])
+def test_a_draft_whose_tokenizer_has_more_ids_than_its_head_is_refused(tmp_path: Path, letters: str) -> None:
+    target = save(tmp_path / "target", head=16)
+    draft = save(tmp_path / "draft", head=8, letters=letters)
+    with pytest.raises(ModelLoadError, match=f"{draft}: the tokenizer has 9 ids and the model scores 8"):
+        load_engine(PairSpec(target, draft, device="cpu"))
+
+
 @pytest.mark.parametrize("field", ["model", "draft"])
 def test_an_unknown_model_is_refused_by_name(tmp_path: Path, field: str) -> None:
     known = save(tmp_path / "known", head=16)

@@ -344,6 +344,12 @@ def test_it_is_a_caching_model_in_the_targets_tokens(pair: tuple[CausalLM, Trans
     assert draft.can_read([longest] * draft.max_context)
 
 
+def test_nothing_is_cached_of_what_cannot_be_read(pair: tuple[CausalLM, TranslatedModel]) -> None:
+    _, draft = pair
+    assert draft.cached_tokens([1, draft.vocab_size]) == 0
+    assert not draft.can_read([1, draft.vocab_size])
+
+
 def test_what_was_read_is_not_read_again(pair: tuple[CausalLM, TranslatedModel]) -> None:
     _, draft = pair
     assert isinstance(draft.model, CausalLM)

@@ -85,6 +85,8 @@ class Auto(DraftLength):
         self.longest = longest
         self.acceptance = AcceptanceRates()
         self._rounds = 0
+        self._copiers: set[str] = set()  # drafters whose tokens are functions of their context
+        self._in_vain = 0  # rounds since a draft was worth its width
 
     def __call__(self, batch: Batch) -> Gamma:
         """Up to ``longest`` tokens; of draft models as many as pay."""
@@ -95,6 +97,9 @@ class Auto(DraftLength):
             name: [min(width if s.gamma is None else s.gamma, n) for s, n in zip(batch.sequences, room, strict=True)]
             for name, width in pays.items()
         }
+        if len(batch) > 1 and self._in_vain >= _PATIENCE and self._rounds % _PATIENCE:
+            # Of many rows, looking for copies that do not pay takes a few per cent of a round.
+            drawn |= {name: [s.gamma or 0 for s in batch.sequences] for name in self._copiers}
         return Gamma(map(min, most, room), drawn)
 
     def cut(self, batch: Batch, draft: Draft) -> Draft:
@@ -102,7 +107,9 @@ class Auto(DraftLength):
         drawn = draft.drawn_lengths(self.drafts)
         fixed = [drawn[b] if s.gamma is None else len(draft.spans[b]) for b, s in enumerate(batch.sequences)]
         gains = [self._chances(row, s, draft) for row, s in enumerate(batch.sequences)]
-        return draft.cut(best_width(gains, self.target, least=max(fixed)))
+        width = best_width(gains, self.target, least=max(fixed))
+        self._in_vain = 0 if width else self._in_vain + 1
+        return draft.cut(width)
 
     def learn(self, batch: Batch, offered: Draft, blocks: Sequence[Sequence[int]], width: int, seconds: float) -> None:
         """A token that was offered and came, came as if it had been drafted: what was cut teaches as well."""
@@ -111,6 +118,7 @@ class Auto(DraftLength):
         for row, (sequence, block) in enumerate(zip(batch.sequences, blocks, strict=True)):
             for source, evidence, token, came in zip(*_told(offered, row), block, strict=False):
                 if source != FORCED:
+                    self._copiers |= {source} - self.drafts.keys()
                     self.acceptance.learn(sequence, source, evidence, token == came)
                 if token != came:
                     break
@@ -150,6 +158,7 @@ class Auto(DraftLength):
         return best_width(chances, lambda rows, width: self.target(rows, width) + (width - 1) * step)
 
 
+_PATIENCE = 4  # rounds in vain after which several rows are offered copies only every so many rounds
 _RETRY = 64  # rounds from one try to the next of a draft model that does not pay
 _MARGIN = 1.02  # by which a draft must be expected to win: estimates err, and a wrong one costs
 

@@ -266,6 +266,31 @@ def test_a_request_that_does_better_than_others_is_not_trusted_beyond_reason() -
     assert rates(texts[1], "suffix", 9) <= 1.0
 
 
+@pytest.mark.parametrize(("rows", "expected"), [(1, 24), (3, 9)])
+def test_several_rows_do_not_look_for_copies_in_every_round_where_none_pays(rows: int, expected: int) -> None:
+    asked: list[list[int]] = []
+
+    class Wrong(Drafter):
+        name = "wrong"
+
+        def propose(self, batch: Batch, gamma: SequenceOf[int], walk: Walk) -> Draft:
+            asked.append(list(gamma))
+            return Draft.of_spans([[0] * min(n, 2) for n in gamma], batch.device)
+
+    steep = Known({(n, width): float(width) for n in (1, 8) for width in (1, 17)})
+    decoder = SpeculativeDecoder(TableModel(4, seed=2), Wrong(), Auto(steep))
+    params = SamplingParams(max_tokens=200)
+    texts = [Sequence([1, 2], params, seed=row) for row in range(rows)]
+    for _ in range(24):
+        decoder.round(Batch(texts))
+    assert len([gamma for gamma in asked if any(gamma)]) == expected
+    told = Sequence([1, 2], params, seed=9, gamma=2)  # whose request names its own
+    asked.clear()
+    for _ in range(8):
+        decoder.round(Batch([*texts, told]))
+    assert all(gamma[-1] > 0 for gamma in asked)
+
+
 def test_samples_of_a_request_learn_together() -> None:
     rates, samples = AcceptanceRates(), [Sequence([1, 2]) for _ in range(4)]
     for sample in samples[:3]:

@@ -93,13 +93,12 @@ class Auto(DraftLength):
         room = [s.remaining - 1 for s in batch.sequences]
         most = [self.longest if s.gamma is None else s.gamma for s in batch.sequences]
         pays = {name: self._to_draw(name, batch) for name in self.drafts}
+        if len(batch) > 1 and self._in_vain >= _PATIENCE and self._rounds % _PATIENCE:
+            pays |= dict.fromkeys(self._copiers, 0)  # of many rows, looking for copies takes a few per cent of a round
         drawn = {
             name: [min(width if s.gamma is None else s.gamma, n) for s, n in zip(batch.sequences, room, strict=True)]
             for name, width in pays.items()
         }
-        if len(batch) > 1 and self._in_vain >= _PATIENCE and self._rounds % _PATIENCE:
-            # Of many rows, looking for copies that do not pay takes a few per cent of a round.
-            drawn |= {name: [s.gamma or 0 for s in batch.sequences] for name in self._copiers}
         return Gamma(map(min, most, room), drawn)
 
     def cut(self, batch: Batch, draft: Draft) -> Draft:
@@ -175,12 +174,12 @@ def best_width(chances: Sequence[Sequence[float]], cost: Callable[[int, int], fl
         least: tokens that are drafted in any case.
     """
     rows = len(chances)
-    rates = {}
-    for width in range(least, max([least, *map(len, chances)]) + 1):
-        seconds = cost(rows, width + 1) * sum(1 / (1 + sum(row[:width])) for row in chances) / rows
-        rates[width] = 1 / seconds
-    best = max(rates, key=lambda width: rates[width])  # the first of equals is the shortest
-    return best if rates[best] > rates[least] * _MARGIN else least
+    seconds = {
+        width: cost(rows, width + 1) * sum(1 / (1 + sum(row[:width])) for row in chances) / rows
+        for width in range(least, max([least, *map(len, chances)]) + 1)
+    }
+    best = min(seconds, key=lambda width: seconds[width])  # the first of equals is the shortest
+    return best if seconds[best] * _MARGIN < seconds[least] else least
 
 
 class AcceptanceRates:

@@ -81,9 +81,10 @@ def load_engine(spec: PairSpec) -> LocalEngine:
     tokenizer = load_tokenizer(spec.model, spec.revision)
     drafters: list[Drafter] = [SuffixDrafter()]
     if spec.draft is not None:
-        translation = translate(spec.model, tokenizer, spec.draft, load_tokenizer(spec.draft, None))
+        draft_tokenizer = load_tokenizer(spec.draft)
+        translation = translate(spec.model, tokenizer, spec.draft, draft_tokenizer)
         draft = _load_model(spec.draft, None, spec)
-        _expect_scores(spec.draft, load_tokenizer(spec.draft, None), draft)
+        _expect_scores(spec.draft, draft_tokenizer, draft)
         drafters.append(ModelDrafter(draft if translation is None else TranslatedModel(draft, translation)))
     target = _load_model(spec.model, spec.revision, spec)
     _expect_scores(spec.model, tokenizer, target)

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from agentspec.errors import ContextOverflowError, InvalidRequestError, ModelLoadError
 from agentspec.models.attention import EAGER, narrow_window, preferred_attention, set_attention
 from agentspec.models.forward import SHORT_FEED, Feed, Forward
-from agentspec.models.graphs import Compile, recorder_for
+from agentspec.models.graphs import ROUNDING, Compile, recorder_for
 from agentspec.models.kv_cache import RaggedKV
 from agentspec.models.loading import forward_keywords, load_module, longest_context, parse_dtype
 from agentspec.models.packing import pack_linears, packed_layers, packs
@@ -22,8 +22,6 @@ from agentspec.threads import apart
 
 _CPU_BUDGET_BYTES = 4 << 30
 _PROBE_WINDOW = 5
-# Largest difference allowed in the probe, as a share of the largest score.
-_PROBE_TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 
 
 class CausalLM:
@@ -310,7 +308,7 @@ class CausalLM:
             raise ModelLoadError(f"{kind} could not finish a short forward from a ragged cache: {error}") from error
         pairs = [(found[0], expected[0][3:]), (found[1, :3], expected[1][-4:-1])]
         off = max(float((ours - theirs).abs().max() / theirs.abs().max()) for ours, theirs in pairs)
-        tolerance = _PROBE_TOLERANCE.get(self.dtype, 5e-2)
+        tolerance = ROUNDING.get(self.dtype, 5e-2)
         if not off <= tolerance:  # also refuses NaN
             raise ModelLoadError(
                 f"{kind}: cached scores differ from uncached ones by {off:.1e} of the largest score, expected at most "

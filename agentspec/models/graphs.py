@@ -27,8 +27,9 @@ MOST_GRAPHS = 64
 _TRIES = 2  # what somebody else does with the device can spoil a capture
 _WIDTHS = (1, 2, 4, 8, 16, 32)
 _LEAST_LIVE = 256
-# Largest difference between a replay and the pass that it was captured from, as a share of the largest score.
-_TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+
+ROUNDING = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+"""Largest difference between two ways to compute the same scores, as a share of the largest score."""
 
 
 class Recorder(Protocol):
@@ -180,7 +181,7 @@ class Graphs:
 
 def _is_close(found: Tensor, expected: Tensor) -> bool:
     """Whether scores differ by rounding alone."""
-    off = (found - expected).abs().max() <= _TOLERANCE.get(found.dtype, 1e-4) * expected.abs().max()
+    off = (found - expected).abs().max() <= ROUNDING.get(found.dtype, 1e-4) * expected.abs().max()
     return bool(off)  # NaN is not close
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
 from agentspec import InvalidRequestError, LocalEngine, SamplingParams
+from agentspec.models.graphs import Compile
 from agentspec.pairs import EMBEDDED, PairSpec, shared_engine
 
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias")
@@ -74,7 +75,7 @@ class ModelSettings(BaseModel):
     device: str | None = None
     dtype: str | None = None
     revision: str | None = None
-    compile: bool | Literal["auto"] = "auto"
+    compile: Compile = "auto"
     engine: LocalEngine | None = Field(default=None, exclude=True, repr=False)
 
     @field_validator("stop", mode="before")

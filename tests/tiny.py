@@ -14,7 +14,7 @@ MAX_CONTEXT = 256
 WINDOW = 12
 """Sliding window of the tiny models that have one."""
 
-_SIZES: dict[str, Any] = {
+SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -45,12 +45,12 @@ def build(architecture: str, seed: int = 0, **sizes: Any) -> PreTrainedModel:
 
 def llama(seed: int = 0, **changes: Any) -> PreTrainedModel:
     """Grouped queries, every layer full attention."""
-    return build("Llama", seed, **(_SIZES | changes))
+    return build("Llama", seed, **(SIZES | changes))
 
 
 def qwen3(seed: int = 0, **changes: Any) -> PreTrainedModel:
     """Head dimension apart from the hidden size, norms on queries and keys."""
-    return build("Qwen3", seed, **(_SIZES | {"head_dim": 16} | changes))
+    return build("Qwen3", seed, **(SIZES | {"head_dim": 16} | changes))
 
 
 def qwen3_mixed(seed: int = 0) -> PreTrainedModel:
@@ -60,7 +60,7 @@ def qwen3_mixed(seed: int = 0) -> PreTrainedModel:
 
 def mistral(seed: int = 0, **changes: Any) -> PreTrainedModel:
     """A sliding window in every layer, without layer types."""
-    return build("Mistral", seed, **(_SIZES | {"sliding_window": WINDOW} | changes))
+    return build("Mistral", seed, **(SIZES | {"sliding_window": WINDOW} | changes))
 
 
 def gpt2(seed: int = 0, **changes: Any) -> PreTrainedModel:
@@ -80,29 +80,29 @@ def gpt2(seed: int = 0, **changes: Any) -> PreTrainedModel:
 
 def gemma2(seed: int = 0) -> PreTrainedModel:
     """Mixed layers, softcapping in attention and at the end: eager attention."""
-    sizes = _SIZES | _MIXED | {"head_dim": 16, "sliding_window": WINDOW}
+    sizes = SIZES | _MIXED | {"head_dim": 16, "sliding_window": WINDOW}
     # By name: transformers 5.17 would take sdpa here, which leaves the softcap out.
     return build("Gemma2", seed, **sizes, attn_implementation="eager")
 
 
 def gemma3(seed: int = 0) -> PreTrainedModel:
     """Mixed layers with rotary frequencies of their own."""
-    return build("Gemma3", seed, **(_SIZES | _MIXED | {"head_dim": 16, "sliding_window": WINDOW}))
+    return build("Gemma3", seed, **(SIZES | _MIXED | {"head_dim": 16, "sliding_window": WINDOW}))
 
 
 def phi3(seed: int = 0, **changes: Any) -> PreTrainedModel:
     """Fused projections."""
-    return build("Phi3", seed, **(_SIZES | changes))
+    return build("Phi3", seed, **(SIZES | changes))
 
 
 def olmo2(seed: int = 0) -> PreTrainedModel:
     """Norms behind the blocks."""
-    return build("Olmo2", seed, **_SIZES)
+    return build("Olmo2", seed, **SIZES)
 
 
 def granite(seed: int = 0) -> PreTrainedModel:
     """Multipliers on embeddings, attention, residuals and logits."""
-    return build("Granite", seed, **_SIZES)
+    return build("Granite", seed, **SIZES)
 
 
 ARCHITECTURES: dict[str, Callable[..., PreTrainedModel]] = {

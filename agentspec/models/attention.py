@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
@@ -25,7 +25,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def grouped_sdpa(
-    module: nn.Module,
+    module: Any,
     query: Tensor,  # [B, H, F, D]
     key: Tensor,  # [B, H_kv, L, D]
     value: Tensor,  # [B, H_kv, L, D_v]

@@ -14,10 +14,12 @@ from transformers import PreTrainedModel
 from agentspec.errors import ContextOverflowError, InvalidRequestError, ModelLoadError
 from agentspec.models.attention import EAGER, narrow_window, preferred_attention, set_attention
 from agentspec.models.forward import SHORT_FEED, Feed, Forward
+from agentspec.models.fusion import fuse_modules, fused_modules
 from agentspec.models.graphs import ROUNDING, Compile, recorder_for
 from agentspec.models.kv_cache import RaggedKV
 from agentspec.models.loading import forward_keywords, load_module, longest_context, parse_dtype
 from agentspec.models.packing import pack_linears, packed_layers, packs
+from agentspec.models.stack import stack_layers
 from agentspec.threads import apart
 
 _CPU_BUDGET_BYTES = 4 << 30
@@ -54,6 +56,7 @@ class CausalLM:
         embeddings: Any = model.get_input_embeddings()
         self._vocab_size: int = embeddings.weight.shape[0]
         self.model = model.eval().requires_grad_(False)
+        self._device = model.device
         self.kv = RaggedKV(rows=2, max_slots=self._max_context + SHORT_FEED)
         self._forward = Forward(self.model, self.kv, keywords)
         self.prefill_chunk = prefill_chunk
@@ -79,6 +82,7 @@ class CausalLM:
         rows: int = 8,
         memory_budget_bytes: int | None = None,
         prefill_chunk: int = 512,
+        fuse: bool = True,
         pack: bool | None = None,
         compile: Compile = "auto",
     ) -> CausalLM:
@@ -86,8 +90,9 @@ class CausalLM:
 
         ``device`` defaults to CUDA where there is one; ``dtype`` to float32 on CPU and bfloat16 elsewhere. Pickled
         checkpoints and remote code are read only when asked for by ``allow_pickle`` and ``trust_remote_code``.
-        ``pack`` lays the weights out for oneDNN, which rounds otherwise than transformers' own layers (see
-        ``models/packing.py``); None does so where it can be done: float32 on a CPU.
+        ``fuse`` computes the model in fewer operators (see ``models/fusion.py``), ``pack`` lays the weights out for
+        oneDNN (see ``models/packing.py``); None does so where it can be done: float32 on a CPU. Both round otherwise
+        than transformers' own layers.
 
         Raises ``ModelLoadError`` when there is no such model, weights are missing or pickled, or the model is refused.
         """
@@ -101,8 +106,12 @@ class CausalLM:
             allow_pickle=allow_pickle,
         )
         torch.nn.Module.to(model, target)
+        if fuse:
+            fuse_modules(model)
         if packs(pack, model):
             pack_linears(model)
+        if fuse:
+            stack_layers(model)
         return cls(
             model,
             rows=rows,
@@ -124,8 +133,7 @@ class CausalLM:
     @property
     def device(self) -> torch.device:
         """Where the model computes, and where logits are returned."""
-        device: torch.device = self.model.device
-        return device
+        return self._device
 
     @property
     def dtype(self) -> torch.dtype:
@@ -151,11 +159,9 @@ class CausalLM:
     @property
     def fingerprint(self) -> str:
         """Tells models of other sizes or types apart, as far as that matters for what a pass costs."""
-        packed = packed_layers(self.model)
+        layers = f"{fused_modules(self.model)} fused {packed_layers(self.model)} packed"
         captured = "captured" if self.captures else "launched"
-        return (
-            f"{type(self.model).__name__} {self.dtype} {packed} packed {captured} {self.model.config.to_json_string()}"
-        )
+        return f"{type(self.model).__name__} {self.dtype} {layers} {captured} {self.model.config.to_json_string()}"
 
     @property
     def end_tokens(self) -> frozenset[int]:

@@ -42,6 +42,7 @@ class Forward:
     def __init__(self, model: PreTrainedModel, kv: RaggedKV, keywords: tuple[str, bool]) -> None:
         self._cache_keyword, self._skips_logits = keywords
         self._model = model
+        self._device, self._dtype = model.device, model.dtype  # each of which goes through the modules when asked
         self._kv = kv
         self._masks = LayerMasks.of(model)
         self.graphs = Graphs(None)
@@ -70,12 +71,12 @@ class Forward:
             logits = self.graphs.run(
                 lambda table: self._compute(block, block.width, table),
                 _table(feeds, block.width),
-                self._model.device,
+                self._device,
                 block,
                 self._kv.layout,
             )
         else:
-            logits = self._compute(block, keep, upload(_table(feeds, width), self._model.device))
+            logits = self._compute(block, keep, upload(_table(feeds, width), self._device))
         for feed in feeds:
             self._kv.record(feed.row, feed.tokens)
         end = logits.shape[1] - (block.width - width)
@@ -92,7 +93,7 @@ class Forward:
         with self._kv.writing(block, table[:, _ROW], slots):
             output = self._model(
                 input_ids=table[:, _IDS:],
-                attention_mask=self._masks.build(slots, block.live, self._model.dtype),
+                attention_mask=self._masks.build(slots, block.live, self._dtype),
                 # Padding repeats its row's last position: one further on may not exist.
                 position_ids=torch.minimum(slots, table[:, _END, None] - 1),
                 use_cache=True,

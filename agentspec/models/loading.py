@@ -18,6 +18,9 @@ from agentspec.errors import ModelLoadError
 # These mask inside their attention by the length of the cache, from lengths on that no quick probe reaches.
 _LENGTH_BOUND = {"gpt_neo", "doge"}
 
+CACHE_KEYWORDS = ("cache", "past_key_values")
+"""Names by which a forward takes its cache: transformers renamed the second to the first in 5.24."""
+
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -115,8 +118,7 @@ def _quiet() -> Iterator[None]:
 def forward_keywords(model: PreTrainedModel) -> tuple[str, bool]:
     """The keyword by which ``model`` takes a cache, and whether it can skip logits (``logits_to_keep``).
 
-    transformers renamed ``past_key_values`` to ``cache`` in 5.24; this is the one place that knows both. Raises
-    ``ModelLoadError`` for a model that takes no cache, no explicit positions, or keeps state of another kind.
+    Raises ``ModelLoadError`` for a model that takes no cache, no explicit positions, or keeps state of another kind.
     """
     kind = type(model).__name__
     if getattr(model.config, "is_encoder_decoder", False):
@@ -131,7 +133,7 @@ def forward_keywords(model: PreTrainedModel) -> tuple[str, bool]:
     accepted = inspect.signature(inspect.unwrap(type(model).forward)).parameters
     if "position_ids" not in accepted:
         raise ModelLoadError(f"{kind} takes no position_ids, so rows of different lengths cannot share a forward")
-    keyword = next((name for name in ("cache", "past_key_values") if name in accepted), None)
+    keyword = next((name for name in CACHE_KEYWORDS if name in accepted), None)
     if keyword is None:
         raise ModelLoadError(f"{kind} takes no key-value cache; expected a forward with cache= or past_key_values=")
     return keyword, "logits_to_keep" in accepted

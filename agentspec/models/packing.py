@@ -8,6 +8,7 @@ over them differ in their last bits.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +45,16 @@ class PackedLinear(nn.Module):
         """``[..., in_features]`` to ``[..., out_features]``."""
         out: Tensor = torch.ops.mkldnn._linear_pointwise(block, self.packed, self.bias, "none", [], "")
         return out
+
+
+def product(linear: nn.Linear | PackedLinear) -> Callable[[Tensor], Tensor]:
+    """What ``linear`` computes, as a function that holds its weights."""
+    bias = linear.bias
+    if isinstance(linear, PackedLinear):
+        packed, multiply = linear.packed, torch.ops.mkldnn._linear_pointwise.default
+        return lambda block: multiply(block, packed, bias, "none", [], "")
+    weight = linear.weight
+    return lambda block: nn.functional.linear(block, weight, bias)
 
 
 def packs(wanted: bool | None, model: PreTrainedModel) -> bool:

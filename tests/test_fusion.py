@@ -1,0 +1,269 @@
+"""Fused modules and stacked layers compute what transformers' own do; whatever computes anything else stays."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from math import nan
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_causal_lm import TOLERANCE, assert_scores, uncached, walk
+from test_graphs import captured
+from tiny import ARCHITECTURES, MAX_CONTEXT, SIZES, build, gemma3, llama, qwen3
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+import agentspec.models.fusion
+from agentspec.models.causal_lm import CausalLM
+from agentspec.models.fusion import (
+    Call,
+    Fused,
+    FusedAttention,
+    FusedMLP,
+    FusedNorm,
+    fuse_modules,
+    fused_modules,
+    joined,
+    record_calls,
+)
+from agentspec.models.packing import pack_linears, packed_layers, packs
+from agentspec.models.stack import Stack, stack_layers
+
+# Of each architecture: norms, feed-forward blocks, attentions, loops. Norms of queries and keys are parts of attention.
+FOUND = {
+    "llama": (5, 2, 2, 1),
+    "qwen3": (5, 2, 2, 1),
+    "qwen3_mixed": (7, 3, 3, 3),
+    "mistral": (5, 2, 2, 1),
+    "gpt2": (0, 0, 0, 0),
+    "gemma2": (13, 3, 0, 0),  # scores of attention are capped
+    "gemma3": (13, 3, 3, 0),  # norms behind the blocks too
+    "phi3": (5, 0, 0, 0),  # written otherwise
+    "olmo2": (9, 2, 0, 0),  # norms over all queries at once
+    "granite": (5, 2, 2, 0),  # residuals are multiplied
+}
+
+
+def fused(model: PreTrainedModel) -> PreTrainedModel:
+    fuse_modules(model)
+    stack_layers(model)
+    return model
+
+
+def found(model: nn.Module) -> tuple[int, ...]:
+    kinds = Counter(type(module) for module in model.modules() if isinstance(module, Fused))
+    return tuple(kinds[kind] for kind in (FusedNorm, FusedMLP, FusedAttention, Stack))
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_what_can_be_fused_is(name: str) -> None:
+    model = ARCHITECTURES[name]()
+    fuse_modules(model)
+    stack_layers(model)
+    assert found(model) == FOUND[name]
+    assert fused_modules(model) == sum(FOUND[name])
+
+
+@pytest.mark.parametrize("is_captured", [False, True], ids=["launched", "captured"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_fused_model_computes_the_same_on_a_random_walk(name: str, is_captured: bool) -> None:
+    lm = CausalLM(fused(ARCHITECTURES[name]()), rows=3, prefill_chunk=16)
+    recorder = captured(lm) if is_captured else None
+    walk(lm, ARCHITECTURES[name](), seed=4, steps=40)
+    assert recorder is None or recorder.recorded > 3
+
+
+@pytest.mark.skipif(not packs(None, llama()), reason="this torch has no oneDNN")
+@pytest.mark.parametrize("name", ["llama", "qwen3_mixed", "gemma3", "granite"])
+def test_a_model_that_is_fused_packed_and_stacked_computes_the_same(name: str) -> None:
+    model = ARCHITECTURES[name]()
+    fuse_modules(model)
+    pack_linears(model)
+    stack_layers(model)
+    assert found(model) == FOUND[name]
+    walk(CausalLM(model, rows=3), ARCHITECTURES[name](), seed=5, steps=20)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "expected"),
+    [
+        ("Llama", {"attention_bias": True, "mlp_bias": True}, (5, 2, 2, 1)),
+        ("Llama", {"head_dim": 12}, (5, 2, 2, 1)),
+        ("Llama", {"num_key_value_heads": 4, "tie_word_embeddings": True}, (5, 2, 2, 1)),
+        ("Qwen2", {}, (5, 2, 2, 1)),  # queries, keys and values have a bias, the output has none
+        ("Gemma", {"head_dim": 8}, (5, 2, 2, 1)),
+        ("SmolLM3", {"pad_token_id": 0, "no_rope_layers": [1, 0]}, (5, 2, 0, 0)),  # chooses whether to turn
+        ("Ministral3", {"head_dim": 8}, (5, 2, 0, 0)),  # queries are scaled by position
+        ("Olmo", {"clip_qkv": 8.0}, (0, 2, 0, 0)),  # large values are cut
+        ("Cohere", {}, (0, 2, 0, 0)),  # other norms, pairs are turned that lie side by side
+        ("Helium", {"head_dim": 8}, (5, 2, 0, 0)),  # so they are here, in the same words
+        ("Mixtral", {"num_local_experts": 2, "num_experts_per_tok": 1}, (5, 0, 2, 0)),  # experts
+    ],
+)
+def test_variants_are_fused_as_far_as_they_are_the_same(
+    architecture: str, changes: dict[str, Any], expected: tuple[int, ...]
+) -> None:
+    sizes = SIZES | changes
+    model, plain = build(architecture, **sizes), build(architecture, **sizes)
+    _randomize(model)
+    plain.load_state_dict(model.state_dict())
+    lm = CausalLM(fused(model))
+    assert found(lm.model) == expected
+    context = list(range(3, 60))
+    lm.next_logits([context[:20]], [1])
+    assert_scores(lm.next_logits([context], [30])[0], uncached(plain, context)[-30:], 10 * TOLERANCE)
+
+
+def _randomize(model: PreTrainedModel) -> None:
+    """Weights and biases that a fresh model has as ones and zeros get values of their own."""
+    dice = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=dice))
+
+
+def test_layers_side_by_side_are_one_layer() -> None:
+    layers = [nn.Linear(6, 4), nn.Linear(6, 2, bias=False), nn.Linear(6, 3)]
+    block = torch.randn(2, 5, 6)
+    with torch.no_grad():
+        assert torch.allclose(joined(*layers)(block), torch.cat([layer(block) for layer in layers], -1), atol=1e-6)
+    assert joined(layers[1], layers[1]).bias is None
+
+
+def test_layers_that_are_more_than_linear_are_not_joined() -> None:
+    class Adapted(nn.Linear):
+        def forward(self, block: Tensor) -> Tensor:
+            return super().forward(block) + 1
+
+    with pytest.raises(TypeError, match=r"plain linear layers, got Linear, Adapted"):
+        joined(nn.Linear(2, 2), Adapted(2, 2))
+    model: Any = llama()
+    projection = model.model.layers[0].self_attn.k_proj
+    projection.__class__ = Adapted
+    plain = copy.deepcopy(model)
+    assert found(fused(model)) == (5, 2, 1, 0)
+    walk(CausalLM(model, rows=2), plain, seed=6, steps=5)
+
+
+@pytest.mark.parametrize("kind", ["FusedNorm", "FusedMLP", "FusedAttention"])
+@pytest.mark.parametrize("fault", ["another result", "another result later", "an error", "no number"])
+def test_a_fused_form_that_computes_anything_else_is_not_taken(
+    kind: str, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = getattr(agentspec.models.fusion, kind)
+
+    def wrong(self: Any, hidden_states: Tensor, **options: Any) -> Any:
+        if fault == "an error":
+            raise RuntimeError("no such kernel")
+        result = original_forward(self, hidden_states, **options)
+        self.calls = getattr(self, "calls", 0) + 1
+        factor = {"another result": 1.001, "another result later": 1.0 + 0.001 * (self.calls - 1), "no number": nan}
+        return (factor[fault] * result[0], None) if isinstance(result, tuple) else factor[fault] * result
+
+    original_forward = original.forward
+    monkeypatch.setattr(original, "forward", wrong)
+    model = llama()
+    fuse_modules(model)
+    assert not any(isinstance(module, original) for module in model.modules())
+    assert len([module for module in model.modules() if isinstance(module, Fused)]) > 0
+    monkeypatch.undo()
+    walk(CausalLM(model, rows=2), llama(), seed=7, steps=5)
+
+
+def test_a_loop_that_computes_anything_else_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, forward = llama(), Stack.forward
+    fuse_modules(model)
+    monkeypatch.setattr(Stack, "forward", lambda self, *a, **k: 1.001 * forward(self, *a, **k))
+    assert stack_layers(model) == 0
+    assert not any(isinstance(module, Stack) for module in model.modules())
+    monkeypatch.undo()
+    assert stack_layers(model) == 2
+
+
+def test_a_result_of_another_shape_is_another_result() -> None:
+    assert Call((), {}, torch.ones(2, 3)).is_answered_by(lambda: torch.ones(2, 3))  # type: ignore[arg-type]
+    assert not Call((), {}, torch.ones(2, 3)).is_answered_by(lambda: torch.ones(1, 3))  # type: ignore[arg-type]
+
+
+def test_forms_are_compared_at_the_first_and_at_the_last_positions() -> None:
+    calls = record_calls(llama(), ["model.rotary_emb"])["model.rotary_emb"]
+    positions = [call.options["position_ids"].flatten().tolist() for call in calls]
+    assert positions == [[0, 1, 2, 3, 4], list(range(MAX_CONTEXT - 5, MAX_CONTEXT))]
+
+
+def test_attention_that_was_chosen_stays() -> None:
+    assert found(fused(build("Llama", **SIZES, attn_implementation="eager"))) == (5, 2, 0, 0)
+
+
+def test_layers_that_are_given_other_masks_are_not_one_loop() -> None:
+    model: Any = llama()
+    fuse_modules(model)
+
+    def give_its_own(layer: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        return arguments, options | {
+            "position_embeddings": tuple(part.clone() for part in options["position_embeddings"])
+        }
+
+    hook = model.model.layers[1].register_forward_pre_hook(give_its_own, with_kwargs=True)
+    assert stack_layers(model) == 0
+    hook.remove()
+    assert stack_layers(model) == 2
+
+
+def test_a_loop_tells_what_its_layers_tell() -> None:
+    model: Any = llama()
+    model.model.layers[0].attention_type = "full_attention"
+    assert fused(model).model.layers[0].attention_type == "full_attention"
+    assert model.model.layers[0].hidden_size == SIZES["hidden_size"]
+
+
+def test_layers_that_are_not_fused_throughout_are_not_stacked() -> None:
+    model: Any = llama()
+    fuse_modules(model)
+    model.model.layers[1].mlp = llama().model.layers[1].mlp  # type: ignore[union-attr, index]
+    assert stack_layers(model) == 0
+
+
+def test_weights_that_move_are_followed() -> None:
+    model = fused(qwen3())
+    with torch.no_grad():
+        single = model(input_ids=torch.tensor([[1, 2, 3]])).logits
+        double = model.to(torch.float64)(input_ids=torch.tensor([[1, 2, 3]])).logits
+    assert double.dtype == torch.float64
+    assert torch.allclose(single.double(), double, atol=1e-3)
+
+
+def test_weights_around_zero_stay_in_half_precision() -> None:
+    assert found(fused(gemma3().to(torch.bfloat16)))[0] == 0
+    assert found(fused(llama().to(torch.bfloat16))) == FOUND["llama"]
+
+
+def test_weights_are_not_kept_twice() -> None:
+    model = llama()
+    before = sum(parameter.numel() for parameter in model.parameters())
+    fused(model)
+    assert sum(parameter.numel() for parameter in model.parameters()) == before
+
+
+def test_a_model_that_cannot_run_stays_as_it_is() -> None:
+    model: Any = llama()
+    model.model.rotary_emb = nn.Identity()
+    assert fuse_modules(model) == 0
+    assert found(model) == (0, 0, 0, 0)
+
+
+def test_models_are_fused_as_they_are_loaded(tmp_path: Path) -> None:
+    llama().save_pretrained(tmp_path)
+    lm = CausalLM.from_pretrained(tmp_path, device="cpu")
+    assert found(lm.model) == FOUND["llama"]
+    assert packed_layers(lm.model) in (0, 2 * 4 + 1)  # where this torch has oneDNN; of 15 when each is by itself
+    plain = CausalLM.from_pretrained(tmp_path, device="cpu", fuse=False)
+    assert fused_modules(plain.model) == 0
+    unpacked = CausalLM.from_pretrained(tmp_path, device="cpu", fuse=False, pack=False)
+    assert CausalLM.from_pretrained(tmp_path, device="cpu", pack=False).fingerprint != unpacked.fingerprint
+    context = list(range(3, 40))
+    assert_scores(lm.next_logits([context], [37])[0], plain.next_logits([context], [37])[0])

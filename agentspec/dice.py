@@ -17,6 +17,7 @@ from torch import Tensor
 from agentspec.device import upload
 
 MASK_64 = (1 << 64) - 1
+_CACHED = 1 << 17  # numbers of 8 bytes that a CPU works on without going to memory in between
 GOLDEN = 0x9E3779B97F4A7C15
 
 
@@ -82,11 +83,20 @@ class CoupledDice(Dice):
 
     def draw(self, law: Tensor, role: Role, offsets: Tensor) -> Tensor:
         """One token per row of ``law`` (``[B, V]`` with offsets ``[B]``, or ``[B, K, V]`` with ``[B, K]``)."""
-        tokens = torch.arange(1, law.shape[-1] + 1, device=law.device) * _signed(GOLDEN)
-        hashed = _mix(self._hash(Role.TARGET, offsets)[..., None] + tokens)
+        keys = self._hash(Role.TARGET, offsets)[..., None]
+        size = law.shape[-1]
+        step = max(1, _CACHED * size // law.numel()) if law.device.type == "cpu" else size
+        heats = [self._heat(keys, law[..., start : start + step], start) for start in range(0, size, step)]
+        best = torch.stack([values for values, _ in heats]).argmax(0)
+        return torch.stack([tokens for _, tokens in heats]).gather(0, best[None])[0]
+
+    def _heat(self, keys: Tensor, law: Tensor, start: int) -> tuple[Tensor, Tensor]:
+        """The winners among the tokens from ``start`` on, and the negatives of their clocks."""
+        tokens = torch.arange(start + 1, start + law.shape[-1] + 1, device=law.device) * _signed(GOLDEN)
         # 52 bits and a half keep the uniform inside (0, 1): no clock shows 0, so no token of no mass can win.
-        noise = -((_logical_shift(hashed, 12).double() + 0.5) * 2.0**-52).log()
-        return (noise / law.double()).argmin(-1)
+        uniform = (_logical_shift(_mix(keys + tokens), 12).double() + 0.5) * 2.0**-52
+        values, winners = (uniform.log() / law).max(-1)
+        return values, winners + start
 
 
 def fresh_seed() -> int:

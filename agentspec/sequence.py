@@ -218,6 +218,7 @@ class Batch:
         if any(s.acceptance != self.acceptance for s in self.sequences):
             raise ValueError("The sequences of a batch must share one acceptance rule; got both.")
         self.params = [s.params for s in self.sequences]
+        self.is_greedy = all(params.temperature == 0 for params in self.params)
         self.device = device
         self.dice = dice or DICE[self.acceptance](
             [s.seed for s in self.sequences], [s.length for s in self.sequences], device

@@ -81,8 +81,18 @@ def verify_coupled(p: Tensor, draft: Draft, dice: Dice) -> Verdict:
 
     The text is the target's alone: whatever the draft, gamma or batch, a seed gives the tokens of plain decoding.
     """
-    rows, offsets = torch.arange(len(p), device=p.device), torch.arange(p.shape[1], device=p.device)
-    drawn = dice.draw(p, Role.TARGET, offsets.expand(p.shape[:2]))  # [B, K+1]
+    offsets = torch.arange(p.shape[1], device=p.device)
+    return _stand(draft, dice.draw(p, Role.TARGET, offsets.expand(p.shape[:2])), p)
+
+
+def verify_greedy(p: Tensor, draft: Draft) -> Verdict:
+    """What either rule comes to where every p is one-hot, in fewer operators: tokens stand while they are the best."""
+    return _stand(draft, p.argmax(-1), p)
+
+
+def _stand(draft: Draft, drawn: Tensor, p: Tensor) -> Verdict:
+    """Accept drafted tokens as long as they are the ``drawn`` ones ``[B, K+1]``, and take the drawn one behind them."""
+    rows = torch.arange(len(p), device=p.device)
     agree = (draft.tokens == drawn[:, :-1]) & draft.drafted & ~p[:, :-1, 0].isnan()
     n = agree.long().cumprod(-1).sum(-1)
     return Verdict(n, drawn[rows, n])
@@ -148,7 +158,8 @@ class SpeculativeDecoder:
             masks = walk.masks(draft.spans)
             masked_at = laps.lap("mask_s")
             p = warp(logits, batch.params, masks, batch.prefixes(draft.spans))
-            blocks = VERIFY[batch.acceptance](p, draft, batch.dice).blocks(draft, p)
+            verdict = verify_greedy(p, draft) if batch.is_greedy else VERIFY[batch.acceptance](p, draft, batch.dice)
+            blocks = verdict.blocks(draft, p)
         finally:
             walk.settle()  # until the commit a round changes nothing, so that one that fails can be played again
         before = batch.detokenize_seconds

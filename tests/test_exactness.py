@@ -41,9 +41,9 @@ from agentspec import (
     SuffixDrafter,
 )
 from agentspec.constraints import Walk
-from agentspec.dice import Acceptance, Dice, Role
+from agentspec.dice import Acceptance, CoupledDice, Dice, Role
 from agentspec.sampling import warp
-from agentspec.speculative import verify
+from agentspec.speculative import verify, verify_coupled, verify_greedy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -160,6 +160,30 @@ def test_an_empty_residual_falls_back_to_p() -> None:
 
     verdict = verify(p, draft, Highest([0], [0]))
     assert (verdict.accepted.item(), verdict.token.item()) == (0, 1)
+
+
+@pytest.mark.parametrize("is_dense", [False, True], ids=["tokens alone", "with q"])
+def test_the_greedy_verdict_is_what_both_rules_come_to(is_dense: bool) -> None:
+    generator = torch.Generator().manual_seed(3)
+    rows, gamma, vocabulary = 40, 3, 4
+    scores = torch.randn(rows, gamma + 1, vocabulary, generator=generator)
+    nowhere = torch.rand(rows, gamma + 1, generator=generator) < 0.1  # no token is legal there
+    p = warp(scores.masked_fill(nowhere[..., None], -math.inf), [SamplingParams(temperature=0)] * rows)
+    best = p.nan_to_num().argmax(-1)[:, :-1]
+    strays = torch.randint(vocabulary, best.shape, generator=generator)
+    tokens = torch.where(torch.rand(best.shape, generator=generator) < 0.7, best, strays)
+    lengths = torch.randint(gamma + 1, (rows,), generator=generator)
+    q = 0.5 + torch.rand(rows, gamma, vocabulary, generator=generator) if is_dense else None
+    draft = Draft(tokens, lengths, None if q is None else q / q.sum(-1, keepdim=True))
+    found = verify_greedy(p, draft)
+    reached = ~p[torch.arange(rows), found.accepted, 0].isnan()
+    assert 0 < reached.sum() < rows
+    assert set(found.accepted.tolist()) == set(range(gamma + 1))
+    seeds = list(range(rows))
+    for rule, dice in ((verify, Dice(seeds, seeds)), (verify_coupled, CoupledDice(seeds, seeds))):
+        verdict = rule(p, draft, dice)
+        assert torch.equal(verdict.accepted, found.accepted)
+        assert torch.equal(verdict.token[reached], found.token[reached])
 
 
 # Coupled acceptance: the text for a seed does not know about speculation

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agentspec.errors import ContextOverflowError, InvalidRequestError, ModelLoadError
-from agentspec.models import CachingModel
+from agentspec.models import CachingModel, attention
 from agentspec.models.attention import FULL, SLIDING, LayerMasks, _folded_sdpa
 from agentspec.models.causal_lm import SHORT_FEED, CausalLM
 
@@ -308,6 +308,26 @@ def test_folding_query_heads_is_the_same_attention() -> None:
         query, key.repeat_interleave(3, 1), value.repeat_interleave(3, 1), attn_mask=mask, scale=0.3
     )
     torch.testing.assert_close(_folded_sdpa(query, key, value, mask, 0.0, 0.3), repeated)
+
+
+@pytest.mark.parametrize("kind", [FULL, SLIDING])
+def test_many_queries_step_by_step_are_the_same_attention(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    width, live = 300, 340
+    query, key, value = torch.randn(2, 6, width, 8), torch.randn(2, 2, live, 8), torch.randn(2, 2, live, 8)
+    slots = torch.stack([torch.arange(40, 340), torch.arange(7, 307)])
+    mask = LayerMasks({kind: 100 if kind == SLIDING else None}).build(slots, live, torch.float32)
+    at_once = torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, enable_gqa=True)
+    sizes: list[tuple[int, int]] = []
+
+    def noted(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        sizes.append((query.shape[2], key.shape[2]))
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value, **options)
+
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", noted)
+    mixed, _ = attention.grouped_sdpa(torch.nn.Identity(), query, key, value, mask)
+    torch.testing.assert_close(mixed, at_once.transpose(1, 2))
+    assert sizes == [(128, 168), (128, 296), (44, 340)]
 
 
 def test_a_saved_model_loads_and_scores_the_same(tmp_path: Path) -> None:

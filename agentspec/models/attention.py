@@ -21,6 +21,9 @@ GROUPED_SDPA = "agentspec_sdpa"
 EAGER = "eager"
 """Every model's own definition of its attention, in plain tensor operations."""
 
+_MANY_QUERIES = 128
+"""Queries that a CPU's kernel, which computes hidden scores too, is given at once."""
+
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -41,11 +44,13 @@ def grouped_sdpa(
     """
     if unknown := [name for name in ("softcap", "position_bias", "s_aux") if options.get(name) is not None]:
         raise ValueError(f"{GROUPED_SDPA} does not compute {', '.join(unknown)}; use the model's eager attention")
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if attention_mask is not None and query.device.type == "cuda":
         # No fused CUDA kernel takes both a mask and grouped heads.
         mixed = _folded_sdpa(query, key, value, attention_mask, dropout, scaling)
+    elif attention_mask is not None and causal and query.shape[2] > _MANY_QUERIES:
+        mixed = _stepwise_sdpa(query, key, value, attention_mask, dropout, scaling)
     else:
-        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         mixed = scaled_dot_product_attention(
             query,
             key,
@@ -74,6 +79,28 @@ def _folded_sdpa(
         scale=scaling,
     )
     return mixed.reshape(batch, heads, width, -1)
+
+
+def _stepwise_sdpa(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout: float, scaling: float | None
+) -> Tensor:
+    """The same product of the last F of L positions, without most of what the mask hides from all queries of a part."""
+    width, live = query.shape[2], key.shape[2]
+    parts = []
+    for begin in range(0, width, _MANY_QUERIES):
+        end = min(begin + _MANY_QUERIES, width)
+        seen = live - width + end
+        part = scaled_dot_product_attention(
+            query[:, :, begin:end],
+            key[:, :, :seen],
+            value[:, :, :seen],
+            attn_mask=mask[:, :, begin:end, :seen],
+            dropout_p=dropout,
+            scale=scaling,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        parts.append(part.transpose(1, 2))
+    return torch.cat(parts, dim=1).transpose(1, 2)
 
 
 AttentionInterface.register(GROUPED_SDPA, grouped_sdpa)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import math
@@ -21,6 +22,7 @@ from torch import Tensor
 from agentspec import CausalLM, speculative, theory
 from agentspec.dice import Dice, Role
 from agentspec.models.cost import PassCost
+from agentspec.models.fusion import fused_modules
 from agentspec.stats import StepStats
 
 TESTS = Path(__file__).resolve().parent
@@ -67,7 +69,7 @@ def test_all_of_it_runs_at_toy_size_without_the_packages_of_the_other_rooms(tmp_
     nothing_to_see = [f["name"] for f in result["checks"] if f["holds"] is None]
     expected = itertools.product(("float32", "bfloat16"), (3, 1))
     assert nothing_to_see == [f"captured passes score as launched ones ({t}, {n} layers)" for t, n in expected]
-    assert [f["holds"] for f in result["checks"] if f["holds"] is not None] == [True] * 8
+    assert [f["holds"] for f in result["checks"] if f["holds"] is not None] == [True] * 10
     speed = result["speed"]
     assert set(speed) == {"setup", "outside_kernels", "ways", "formula", "goals"}
     assert abs(speed["setup"]["overlap_on_random_text"] - 0.8) < 0.05
@@ -246,7 +248,7 @@ def test_a_check_that_breaks_off_does_not_hold_and_ends_nothing(parts: Any, monk
     for name in ("zero_mass", "cached_logits", "enumeration"):
         monkeypatch.setattr(parts.checks, name, broken)
     findings = list(parts.checks.all_findings(parts.models.TOY, "cpu", TESTS, 0.0))
-    assert [finding.holds for finding in findings] == [False, False, True, False, False]
+    assert [finding.holds for finding in findings] == [False, False, True, True, False, True, False]
     assert "no kernel for this" in str(findings[0])
 
 
@@ -317,12 +319,15 @@ def test_repeats_end_with_the_time_but_one_is_played(parts: Any) -> None:
     assert len(parts.timing.race(ways, 1, 8, 50, 5, lambda: -1.0)[0].seconds) == 1
 
 
-def test_transformers_gets_its_own_attention_back_and_ours_returns(parts: Any, pair: tuple[Any, Any]) -> None:
-    model = CausalLM(pair[0])
-    before = model.model.config._attn_implementation
-    with parts.timing.own_attention(model):
-        assert model.model.config._attn_implementation == "sdpa" != before
-    assert model.model.config._attn_implementation == before
+def test_fused_copies_score_as_the_model_that_stays_for_transformers(parts: Any, pair: tuple[Any, Any]) -> None:
+    plain, fused = pair[0], parts.models.fused(pair[0])
+    assert fused_modules(fused.model) > 0 == fused_modules(plain)
+    finding = parts.checks.fused_scores(fused, plain)
+    assert finding.holds, finding
+    assert parts.checks.fused_scores(CausalLM(copy.deepcopy(plain)), plain).holds is False  # nothing is fused
+    with torch.no_grad():
+        next(fused.model.parameters()).mul_(1.01)
+    assert parts.checks.fused_scores(fused, plain).holds is False
 
 
 def test_a_failed_check_is_the_status(parts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,9 @@ It needs this repository, torch, transformers (5.17 or newer) and numpy: no othe
 Without a GPU, or with ``--toy``, all of it runs at toy size, in seconds and for no figures: a test of the script.
 
 **Checks:** the law that rounds emit, by enumeration (where ``tests/enumeration.py`` lies beside); that no token without
-mass is drawn; that captured passes score as launched ones, and cached scores equal uncached ones; in float32, that
-texts do not depend on speculation; in bfloat16, that greedy texts part only where two scores are as good as equal.
+mass is drawn; that fused models score as transformers' own, captured passes as launched ones, and cached scores equal
+uncached ones; in float32, that texts do not depend on speculation; in bfloat16, that greedy texts part only where two
+scores are as good as equal.
 Leaves with status 1 where one fails.
 
 **Timing:** a random small Llama is the draft; the target computes nearly its function with the shape of Llama 3.1 8B
@@ -44,7 +45,7 @@ try:
     from gpu_parts import checks, models, timing
     from gpu_parts.page import Page, goals, row
 
-    from agentspec import CausalLM, ModelDrafter
+    from agentspec import ModelDrafter
     from agentspec import SpeculativeDecoder as Decoder
     from agentspec.models.cost import PassCost, measure
 except ModuleNotFoundError as missing:
@@ -87,7 +88,7 @@ def speed(plan: Plan, device: str, alpha: float, left: timing.Clock, page: Page)
     small = models.random_model(plan.timed.draft, plan.timed.vocabulary, device, dtype)
     wide = models.Widened(small, plan.timed.target)
     noise, expected = models.search_noise(wide, small, alpha)
-    target, draft = CausalLM(wide.model), CausalLM(small)
+    target, draft = models.fused(wide.model), models.fused(small)
     costs = PassCost(measure(target, plan.cost_seconds)), PassCost(measure(draft, plan.cost_seconds / 2))
     rate, weights = timing.copy_rate(device, plan.copy_megabytes), models.weight_bytes(wide.model)
     floor_ms = 1000 * weights / rate
@@ -117,7 +118,7 @@ def speed(plan: Plan, device: str, alpha: float, left: timing.Clock, page: Page)
 
     timed: dict[tuple[int, str], timing.Timed] = {}
     size = timing.Size(BATCHES, plan.gammas, plan.tokens, plan.repeats)
-    for found in timing.all_batches(target, draft, costs, size, left):
+    for found in timing.all_batches(target, draft, (wide.model, small), costs, size, left):
         timed |= {(t.batch, t.way): t for t in found}
         page.tell_batch(found)
         yield "ways", [row(t, timed[t.batch, timing.PLAIN]) for t in timed.values()]

@@ -16,11 +16,13 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from agentspec import Batch, CausalLM, LocalEngine, ModelDrafter, Request, SamplingParams
 from agentspec import SpeculativeDecoder as Decoder
 from agentspec.dice import Dice, Role
-from gpu_parts.models import Scale, Widened, random_model
+from agentspec.models.fusion import fused_modules
+from gpu_parts.models import Scale, Widened, fused, random_model
 
 GAMMAS = (0, 1, 4, 8)
 _ROUNDING = 1e-4  # of the largest score, in float32
@@ -49,6 +51,18 @@ def same_function(wide: Widened, small: Any) -> Finding:
     expected, found = (model(input_ids=ids, use_cache=False).logits for model in (small, wide.model))
     off = float((expected - found).abs().max() / expected.abs().max())
     return Finding("the widened model computes the small one's function", off < _ROUNDING, f"{off:.1e} of the largest")
+
+
+def fused_scores(model: CausalLM, plain: PreTrainedModel) -> Finding:
+    """Scores of the fused model against those of transformers' own."""
+    ids = _ids(model.vocab_size, (2, 64)).to(model.device)
+    with torch.inference_mode():
+        found, expected = (module(input_ids=ids, use_cache=False).logits.float() for module in (model.model, plain))
+    off = float((found - expected).abs().max() / expected.abs().max())
+    limit = _ROUNDING if model.dtype == torch.float32 else 5e-2
+    name = f"fused modules score as transformers' own ({_title(model)})"
+    count = fused_modules(model.model)
+    return Finding(name, off < limit and count > 0, f"{off:.1e} of the largest, {count} modules fused")
 
 
 def cached_logits(model: CausalLM) -> tuple[Finding, float]:
@@ -276,7 +290,8 @@ def model_findings(scale: Scale, device: str, dtype: torch.dtype, length: int) -
     if dtype == torch.float32:
         yield same_function(wide, small)
     wide.set_noise(_NOISE)
-    target, draft = CausalLM(wide.model), CausalLM(small)
+    target, draft = fused(wide.model), fused(small)
+    yield fused_scores(target, wide.model)
     cached, wobble = cached_logits(target)
     yield cached
     for model in (target, draft):

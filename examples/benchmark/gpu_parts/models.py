@@ -6,6 +6,7 @@ every weight then moves the large model's law away from the small one's, as far 
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
+
+from agentspec import CausalLM
+from agentspec.models.fusion import fuse_modules
+from agentspec.models.stack import stack_layers
 
 SPREAD = 3.0
 """Standard deviation of the scores of the random model: a law between a flat one and a sure one."""
@@ -133,6 +138,14 @@ class Widened:
             parameter.normal_(0, strength * _deviation(name, min(parameter.shape[1], self._channels)), generator=dice)
             if known is not None:
                 parameter[: known.shape[0], : known.shape[1]] += known
+
+
+def fused(model: PreTrainedModel) -> CausalLM:
+    """A copy of ``model`` as ``CausalLM.from_pretrained`` makes it; the model itself stays for transformers."""
+    ours = copy.deepcopy(model)
+    fuse_modules(ours)
+    stack_layers(ours)
+    return CausalLM(ours)
 
 
 @torch.inference_mode()

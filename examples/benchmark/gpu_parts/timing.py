@@ -5,16 +5,16 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from agentspec import Batch, CausalLM, LocalEngine, ModelDrafter, Request, SamplingParams, Sequence, theory
 from agentspec import SpeculativeDecoder as Decoder
 from agentspec.draft_length import Auto
-from agentspec.models.attention import set_attention
 from agentspec.models.cost import PassCost
 from agentspec.stats import StepStats
 
@@ -86,23 +86,20 @@ def engine_way(engine: LocalEngine) -> Play:
     return play
 
 
-def transformers_way(target: CausalLM, draft: CausalLM | None, gamma: int) -> Play:
-    """Sampling at temperature 1 by transformers' ``generate``, on the same weights; with a draft, assisted."""
+def transformers_way(target: PreTrainedModel, draft: PreTrainedModel | None, gamma: int) -> Play:
+    """Sampling at temperature 1 by transformers' ``generate``; with a draft, assisted."""
 
     def play(prompts: list[list[int]], tokens: int) -> tuple[int, list[StepStats]]:
         options: dict[str, Any] = {}
         if draft is not None:
-            settings: Any = draft.model.generation_config
+            settings: Any = draft.generation_config
             settings.num_assistant_tokens = gamma
             settings.num_assistant_tokens_schedule = "constant"
             settings.assistant_confidence_threshold = 0.0
-            options["assistant_model"] = draft.model
+            options["assistant_model"] = draft
         ids = torch.tensor(prompts, device=target.device)
-        with ExitStack() as stack, torch.inference_mode():
-            for model in (target, draft):
-                if model is not None:
-                    stack.enter_context(own_attention(model))
-            module: Any = target.model
+        module: Any = target
+        with torch.inference_mode():
             found = module.generate(
                 input_ids=ids,
                 attention_mask=torch.ones_like(ids),
@@ -116,17 +113,6 @@ def transformers_way(target: CausalLM, draft: CausalLM | None, gamma: int) -> Pl
         return int(found[:, ids.shape[1] :].cpu().numel()), []
 
     return play
-
-
-@contextmanager
-def own_attention(model: CausalLM) -> Iterator[None]:
-    """transformers' own attention for a while, in place of the one that reads agentspec's cache."""
-    ours = model.model.config._attn_implementation
-    set_attention(model.model, "sdpa")
-    try:
-        yield
-    finally:
-        set_attention(model.model, ours or "eager")
 
 
 def race(ways: dict[str, Play], batch: int, tokens: int, vocabulary: int, repeats: int, left: Clock) -> list[Timed]:
@@ -292,9 +278,17 @@ class Size:
 
 
 def all_batches(
-    target: CausalLM, draft: CausalLM, costs: tuple[PassCost, PassCost], size: Size, left: Clock
+    target: CausalLM,
+    draft: CausalLM,
+    plain: tuple[PreTrainedModel, PreTrainedModel],
+    costs: tuple[PassCost, PassCost],
+    size: Size,
+    left: Clock,
 ) -> Iterator[list[Timed]]:
-    """The race at one batch after the other; ``costs`` are those of target and draft, for ``gamma="auto"``."""
+    """The race at one batch after the other; ``plain`` are target and draft as transformers made them.
+
+    ``costs`` are those of target and draft, for ``gamma="auto"``.
+    """
     drafter = ModelDrafter(draft)
     decoders = {PLAIN: Decoder(target), **{fixed_name(g): Decoder(target, drafter, gamma=g) for g in size.gammas}}
     # Copies of the tables, for they are refined while rounds are played.
@@ -305,7 +299,7 @@ def all_batches(
     with ExitStack() as stack:
         ways = {name: engine_way(stack.enter_context(closing(LocalEngine(d)))) for name, d in decoders.items()}
         for batch in size.batches:
-            here = {**ways, GENERATE: transformers_way(target, None, 0)}
+            here = {**ways, GENERATE: transformers_way(plain[0], None, 0)}
             if batch == 1:  # transformers assists single texts only
-                here[ASSISTED] = transformers_way(target, draft, 4)
+                here[ASSISTED] = transformers_way(*plain, 4)
             yield race(here, batch, size.tokens, target.vocab_size, size.repeats, left)

@@ -1,10 +1,10 @@
-"""What each token of a vocabulary writes, as bytes."""
+"""What each token of a vocabulary writes, as bytes; and what two lists of tokens have in common."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from agentspec.errors import TokenizerError
@@ -81,3 +81,17 @@ def _byte_fallback(token: str) -> bytes:
 
 def _sentencepiece(token: str) -> bytes:
     return token.replace(_SPACE, " ").encode()
+
+
+def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
+    """Number of equal leading items, found by comparing halves: whole-slice comparison runs at C speed."""
+    low, high = 0, min(len(left), len(right))
+    if left[:high] == right[:high]:
+        return high
+    while high - low > 1:  # left[:low] == right[:low] and left[:high] != right[:high]
+        middle = (low + high) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agentspec.errors import ContextOverflowError, InvalidRequestError, ModelLoadError
-from agentspec.models import CachingModel, attention
+from agentspec.models import CachingModel, attention, forward
 from agentspec.models.attention import FULL, SLIDING, LayerMasks, _folded_sdpa
 from agentspec.models.causal_lm import SHORT_FEED, CausalLM
+from agentspec.models.kv_cache import RaggedKV
 
 TOLERANCE = 1e-5
 """Largest difference allowed, as a share of the largest score (float32)."""
@@ -310,24 +312,58 @@ def test_folding_query_heads_is_the_same_attention() -> None:
     torch.testing.assert_close(_folded_sdpa(query, key, value, mask, 0.0, 0.3), repeated)
 
 
+@pytest.mark.parametrize("are_multiplied", [False, True], ids=["sdpa", "products"])
 @pytest.mark.parametrize("kind", [FULL, SLIDING])
-def test_many_queries_step_by_step_are_the_same_attention(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_queries_step_by_step_are_the_same_attention(
+    kind: str, are_multiplied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(0)
     width, live = 300, 340
-    query, key, value = torch.randn(2, 6, width, 8), torch.randn(2, 2, live, 8), torch.randn(2, 2, live, 8)
+    query, key, value = torch.randn(2, 6, width, 8), torch.randn(2, 2, live, 8), torch.randn(2, 2, live, 4)
     slots = torch.stack([torch.arange(40, 340), torch.arange(7, 307)])
     mask = LayerMasks({kind: 100 if kind == SLIDING else None}).build(slots, live, torch.float32)
-    at_once = torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, enable_gqa=True)
-    sizes: list[tuple[int, int]] = []
+    at_once = torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, scale=0.3, enable_gqa=True)
+    name = "_multiplied_sdpa" if are_multiplied else "scaled_dot_product_attention"
+    original, sizes = getattr(attention, name), []
 
-    def noted(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    def noted(query: Tensor, key: Tensor, *rest: Any, **options: Any) -> Tensor:
         sizes.append((query.shape[2], key.shape[2]))
-        return torch.nn.functional.scaled_dot_product_attention(query, key, value, **options)
+        return original(query, key, *rest, **options)
 
-    monkeypatch.setattr(attention, "scaled_dot_product_attention", noted)
-    mixed, _ = attention.grouped_sdpa(torch.nn.Identity(), query, key, value, mask)
+    monkeypatch.setattr(attention, name, noted)
+    monkeypatch.setattr(attention, "_MANY_SCORES", 0 if are_multiplied else math.inf)
+    mixed, _ = attention.grouped_sdpa(torch.nn.Identity(), query, key, value, mask, scaling=0.3)
     torch.testing.assert_close(mixed, at_once.transpose(1, 2))
     assert sizes == [(128, 168), (128, 296), (44, 340)]
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_attention_by_products_computes_the_same_on_a_random_walk(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, original = [], attention._multiplied_sdpa
+    monkeypatch.setattr(attention, "_multiplied_sdpa", lambda *parts: (calls.append(1), original(*parts))[1])
+    monkeypatch.setattr(attention, "_MANY_SCORES", 0)
+    monkeypatch.setattr(forward, "LONG", 10)
+    monkeypatch.setattr(forward, "_LIVE_STEP", 16)
+    lm = CausalLM(ARCHITECTURES[name](), rows=3, prefill_chunk=48)
+    walk(lm, ARCHITECTURES[name](), seed=8, steps=30)
+    assert bool(calls) == (name != "gemma2")  # whose attention is its own
+
+
+def test_slots_read_to_round_their_number_are_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that asks its cache how long the context is gets the length, not the rounded number of slots."""
+    monkeypatch.setattr(forward, "LONG", 10)
+    lm, lengths = CausalLM(llama()), []
+    original = RaggedKV.update
+
+    def noted(self: RaggedKV, key: Tensor, *rest: Any, **options: Any) -> tuple[Tensor, Tensor]:
+        keys, values = original(self, key, *rest, **options)
+        lengths.append((self.get_seq_length(), key.shape[2], keys.shape[2], self.get_mask_sizes(1)[0]))
+        return keys, values
+
+    monkeypatch.setattr(RaggedKV, "update", noted)
+    lm.next_logits([list(range(70))], [1])
+    lm.next_logits([list(range(72))], [1])
+    assert [lengths[0], lengths[-1]] == [(0, 70, 128, 128), (70, 2, 128, 128)]
 
 
 def test_a_saved_model_loads_and_scores_the_same(tmp_path: Path) -> None:

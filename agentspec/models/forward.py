@@ -10,12 +10,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agentspec.device import upload
-from agentspec.models.attention import LayerMasks
+from agentspec.models.attention import LONG, LayerMasks
 from agentspec.models.graphs import Graphs, Recorder, round_live, round_width
 from agentspec.models.kv_cache import Block, RaggedKV
 
 SHORT_FEED = 32
 """Tokens up to which the feeds of several rows go padded through one forward; longer ones run row by row."""
+
+_LIVE_STEP = 64
 
 _ROW, _START, _END, _IDS = range(4)  # columns of a table: KV row, first slot, slot behind the last, then the ids
 
@@ -64,8 +66,10 @@ class Forward:
         keep = width - min((feed.unasked for feed in feeds if feed.last), default=width - 1)
         rows = [feed.row for feed in feeds]
         is_run = rows == list(range(rows[0], rows[0] + len(rows)))
-        live = max(feed.start for feed in feeds) + width
-        block = Block(len(rows), width, live, rows[0] if is_run else None, feeds[0].start if len(rows) == 1 else None)
+        needed = max(feed.start for feed in feeds) + width
+        live = self._live(needed)
+        first, start = rows[0] if is_run else None, feeds[0].start if len(rows) == 1 else None
+        block = Block(len(rows), width, live, first, start, spare=live - needed)
         if self.graphs.is_on and width <= SHORT_FEED:
             block = self._rounded(block)
             logits = self.graphs.run(
@@ -81,6 +85,12 @@ class Forward:
             self._kv.record(feed.row, feed.tokens)
         end = logits.shape[1] - (block.width - width)
         return logits[:, end - keep : end]
+
+    def _live(self, needed: int) -> int:
+        """Slots that attention reads: on a CPU, of long contexts, in steps, for its kernels are made for a shape."""
+        if needed < LONG or self._device.type != "cpu":
+            return needed
+        return min(-needed // _LIVE_STEP * -_LIVE_STEP, self._kv.capacity)
 
     def _rounded(self, block: Block) -> Block:
         width = round_width(block.width)

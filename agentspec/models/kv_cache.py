@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from agentspec.errors import InvalidRequestError
+from agentspec.tokens import common_prefix
 
 SHORT_TAIL = 64
 """Tokens that may be thrown away to continue a row in place; a longer tail is kept, and its prefix copied."""
@@ -44,6 +45,7 @@ class Block:
         live: slots that attention reads, from the first on.
         first: the first of consecutive rows, which are read as a view; None where rows are gathered.
         start: of a single row, the first slot written; None where slots are looked up in a tensor.
+        spare: how many of the live slots are behind all tokens, read to round their number and hidden by the mask.
     """
 
     rows: int
@@ -51,6 +53,7 @@ class Block:
     live: int
     first: int | None = None
     start: int | None = None
+    spare: int = 0
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,7 @@ class RaggedKV(Cache):
                 continue
             if row.tokens[:length] != context[:length]:
                 continue
-            shared = length + _common_prefix(row.tokens[length:], context[length:])
+            shared = length + common_prefix(row.tokens[length:], context[length:])
             if shared > length or (shared and best and (row.taken, len(row.tokens)) < (best.taken, len(best.tokens))):
                 best, length = row, shared
         return best, length
@@ -272,7 +275,10 @@ class RaggedKV(Cache):
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Slots before the block in progress (of the longest row); 0 outside a forward."""
-        return self._writing.block.live - self._writing.block.width if self._writing is not None else 0
+        if self._writing is None:
+            return 0
+        block = self._writing.block
+        return block.live - block.spare - block.width
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         """Keys that attention reads, and their offset."""
@@ -333,17 +339,3 @@ def _write(store: Tensor, states: Tensor, writing: _Writing) -> Tensor:
     if block.first is not None:
         return live[block.first : block.first + block.rows]
     return live.index_select(0, writing.rows)
-
-
-def _common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """Number of equal leading items, found by comparing halves: whole-slice comparison runs at C speed."""
-    low, high = 0, min(len(left), len(right))
-    if left[:high] == right[:high]:
-        return high
-    while high - low > 1:  # left[:low] == right[:low] and left[:high] != right[:high]
-        middle = (low + high) // 2
-        if left[low:middle] == right[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low

@@ -7,6 +7,7 @@ over them differ in their last bits.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable
 
@@ -43,16 +44,27 @@ class PackedLinear(nn.Module):
 
     def forward(self, block: Tensor) -> Tensor:
         """``[..., in_features]`` to ``[..., out_features]``."""
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(block, self.packed, self.bias, "none", [], "")
-        return out
+        return multiply(block, self.packed, self.bias)
+
+
+def multiply(block: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``block @ weight.T + bias`` by oneDNN: ``[..., in]`` and ``[out, in]``, packed or not, to ``[..., out]``."""
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(block, weight, bias, "none", [], "")
+    return out
+
+
+@functools.cache
+def has_linear_kernels() -> bool:
+    """Whether this torch can ``multiply`` and pack weights for it."""
+    return bool(torch.backends.mkldnn.is_available()) and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")  # type: ignore[no-untyped-call]
 
 
 def product(linear: nn.Linear | PackedLinear) -> Callable[[Tensor], Tensor]:
     """What ``linear`` computes, as a function that holds its weights."""
     bias = linear.bias
     if isinstance(linear, PackedLinear):
-        packed, multiply = linear.packed, torch.ops.mkldnn._linear_pointwise.default
-        return lambda block: multiply(block, packed, bias, "none", [], "")
+        packed, operator = linear.packed, torch.ops.mkldnn._linear_pointwise.default
+        return lambda block: operator(block, packed, bias, "none", [], "")
     weight = linear.weight
     return lambda block: nn.functional.linear(block, weight, bias)
 
@@ -63,8 +75,7 @@ def packs(wanted: bool | None, model: PreTrainedModel) -> bool:
     Raises:
         ModelLoadError: where it is wanted and cannot be done.
     """
-    has_kernels = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")  # type: ignore[no-untyped-call]
-    can = model.device.type == "cpu" and model.dtype == torch.float32 and has_kernels
+    can = model.device.type == "cpu" and model.dtype == torch.float32 and has_linear_kernels()
     if wanted and not can:
         raise ModelLoadError(
             "Weights are packed in float32, on a CPU, by a torch with oneDNN; this model is in "

@@ -93,13 +93,18 @@ class Auto(DraftLength):
         room = [s.remaining - 1 for s in batch.sequences]
         most = [self.longest if s.gamma is None else s.gamma for s in batch.sequences]
         pays = {name: self._to_draw(name, batch) for name in self.drafts}
-        if len(batch) > 1 and self._in_vain >= _PATIENCE and self._rounds % _PATIENCE:
+        if len(batch) > 1 and self._rests():
             pays |= dict.fromkeys(self._copiers, 0)  # of many rows, looking for copies takes a few per cent of a round
         drawn = {
             name: [min(width if s.gamma is None else s.gamma, n) for s, n in zip(batch.sequences, room, strict=True)]
             for name, width in pays.items()
         }
         return Gamma(map(min, most, room), drawn)
+
+    def _rests(self) -> bool:
+        """Whether copies are not looked for in this round: the longer in vain, the rarer."""
+        step = _PATIENCE if self._in_vain < _PATIENCE**2 else _PATIENCE**2
+        return self._in_vain >= _PATIENCE and self._in_vain % step > 0
 
     def cut(self, batch: Batch, draft: Draft) -> Draft:
         """The draft, cut to the width that pays best: the rows share it."""
@@ -157,7 +162,7 @@ class Auto(DraftLength):
         return best_width(chances, lambda rows, width: self.target(rows, width) + (width - 1) * step)
 
 
-_PATIENCE = 4  # rounds in vain after which several rows are offered copies only every so many rounds
+_PATIENCE = 4  # rounds in vain after which several rows are offered copies every so many rounds, later every square
 _RETRY = 64  # rounds from one try to the next of a draft model that does not pay
 _MARGIN = 1.02  # by which a draft must be expected to win: estimates err, and a wrong one costs
 

@@ -43,8 +43,9 @@ class Fused(nn.Module):
     def fits(cls, module: nn.Module) -> bool:
         """Whether ``module`` is built and written like what this computes."""
         children = {name for name, child in module.named_children() if child is not None}
-        named = inspect.unwrap(type(module).forward).__code__.co_names
-        return children - cls.options == cls.parts and (cls.parts | cls.options | cls.names).issuperset(named)
+        code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+        known = cls.parts | cls.options | cls.names
+        return children - cls.options == cls.parts and code is not None and known.issuperset(code.co_names)
 
     @classmethod
     def of(cls, module: Any) -> Fused:

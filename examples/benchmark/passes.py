@@ -1,8 +1,8 @@
 """What a pass of the embedded model takes, by tokens in its block: as transformers computes it, and as agentspec does.
 
-Run ``python examples/benchmark/passes.py [--repeats 30] [--compiled]``. All read the same blocks behind the same 256
-tokens, in turn; told are medians in milliseconds. ``--compiled`` adds torch.compile of every decoder layer (Inductor
-with freezing, dynamic shapes), which takes minutes to compile.
+Run ``python examples/benchmark/passes.py [--context 256] [--repeats 30] [--compiled]``. All read the same blocks
+behind the same context, in turn; told are medians in milliseconds. ``--compiled`` adds torch.compile of every decoder
+layer of transformers (Inductor with freezing, dynamic shapes), which takes minutes to compile.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from agentspec import CausalLM, embedded
 from agentspec.models.loading import forward_keywords
 from agentspec.threads import apart
 
-CONTEXT = 256
 WIDTHS = (1, 2, 3, 4, 5, 8, 16)
 
 Pass = Callable[[list[int]], None]
@@ -42,9 +41,9 @@ def plain_transformers(context: list[int]) -> Pass:
     return read
 
 
-def ours(context: list[int], *, pack: bool, compiled: bool = False) -> Pass:
-    """agentspec's forward, with weights packed for oneDNN or not."""
-    model = CausalLM.from_pretrained(embedded.path(), device="cpu", pack=pack)
+def ours(context: list[int], *, fuse: bool, pack: bool, compiled: bool = False) -> Pass:
+    """agentspec's forward, with modules fused and weights packed for oneDNN, or not."""
+    model = CausalLM.from_pretrained(embedded.path(), device="cpu", fuse=fuse, pack=pack)
     if compiled:
         import torch._inductor.config
 
@@ -63,18 +62,20 @@ def void(_: object) -> None:
 def main(arguments: Sequence[str] | None = None) -> dict[str, dict[int, float]]:
     """Measure and print; milliseconds by way and width."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--context", type=int, default=256, help="tokens before the blocks")
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--compiled", action="store_true", help="also with torch.compile, which takes minutes")
     options = parser.parse_args(arguments)
     dice = torch.Generator().manual_seed(0)
-    context = torch.randint(100, 40_000, (CONTEXT,), generator=dice).tolist()
+    context = torch.randint(100, 40_000, (options.context,), generator=dice).tolist()
     ways: dict[str, Pass] = {
         "transformers": plain_transformers(context),
-        "agentspec, not packed": ours(context, pack=False),
-        "agentspec": ours(context, pack=True),
+        "neither fused nor packed": ours(context, fuse=False, pack=False),
+        "packed alone": ours(context, fuse=False, pack=True),
+        "agentspec": ours(context, fuse=True, pack=True),
     }
     if options.compiled:
-        ways["torch.compile, frozen"] = ours(context, pack=False, compiled=True)
+        ways["torch.compile, frozen"] = ours(context, fuse=False, pack=False, compiled=True)
     return race(ways, dice, options.repeats)
 
 
@@ -93,9 +94,9 @@ def race(ways: dict[str, Pass], dice: torch.Generator, repeats: int) -> dict[str
                     seconds[name].append(time.perf_counter() - started)
         for name, taken in seconds.items():
             medians[name][width] = 1000 * statistics.median(taken)
-    print(f"{'tokens in the block':24s}" + "".join(f"{width:7d}" for width in WIDTHS))
+    print(f"{'tokens in the block':30s}" + "".join(f"{width:7d}" for width in WIDTHS))
     for name, by_width in medians.items():
-        print(f"{name + ', ms':24s}" + "".join(f"{by_width[width]:7.1f}" for width in WIDTHS))
+        print(f"{name + ', ms':30s}" + "".join(f"{by_width[width]:7.1f}" for width in WIDTHS))
     return medians
 
 

@@ -195,10 +195,11 @@ def outside_kernels(way: str, decoder: Decoder, device: str, rounds: int) -> Sha
     on_cuda = device.startswith("cuda")
     activity = torch.profiler.ProfilerActivity.CUDA if on_cuda else torch.profiler.ProfilerActivity.CPU
     for seed in range(2):  # the first warms up
-        free = _play_rounds(decoder, device, rounds, seed)
+        free = _play_rounds(decoder, device, _begun(decoder, device, seed), rounds)
+    begun = _begun(decoder, device, 2)  # before the profile, which would count reading the prompt
     try:
         with torch.profiler.profile(activities=[activity]) as profile:
-            profiled = _play_rounds(decoder, device, rounds, 2)
+            profiled = _play_rounds(decoder, device, begun, rounds)
     except RuntimeError:  # counters that this machine does not let anybody read
         return Share(way, 1000 * free / rounds, None, None)
     kind = "CUDA" if on_cuda else "CPU"
@@ -213,13 +214,17 @@ def outside_kernels(way: str, decoder: Decoder, device: str, rounds: int) -> Sha
     return Share(way, 1000 * seconds / rounds, None if busy is None else 1000 * busy / rounds, outside)
 
 
-def _play_rounds(decoder: Decoder, device: str, rounds: int, seed: int) -> float:
-    """Seconds of some rounds behind a prompt that was read before."""
+def _begun(decoder: Decoder, device: str, seed: int) -> Sequence:
+    """A sequence behind a prompt that was read."""
     dice = torch.Generator().manual_seed(seed)
     prompt = torch.randint(decoder.target.vocab_size, (PROMPT,), generator=dice).tolist()
     decoder.prefill([prompt])
-    sequence = Sequence(prompt, SamplingParams(), seed=seed)
     wait(device)
+    return Sequence(prompt, SamplingParams(), seed=seed)
+
+
+def _play_rounds(decoder: Decoder, device: str, sequence: Sequence, rounds: int) -> float:
+    """Seconds of some rounds of a sequence."""
     started = time.perf_counter()
     for _ in range(rounds):
         decoder.round(Batch([sequence], decoder.device))

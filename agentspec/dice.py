@@ -85,7 +85,7 @@ class CoupledDice(Dice):
         """One token per row of ``law`` (``[B, V]`` with offsets ``[B]``, or ``[B, K, V]`` with ``[B, K]``)."""
         keys = self._hash(Role.TARGET, offsets)[..., None]
         size = law.shape[-1]
-        step = max(1, _CACHED * size // law.numel()) if law.device.type == "cpu" else size
+        step = max(1, _CACHED * size // max(1, law.numel())) if law.device.type == "cpu" else size
         heats = [self._heat(keys, law[..., start : start + step], start) for start in range(0, size, step)]
         best = torch.stack([values for values, _ in heats]).argmax(0)
         return torch.stack([tokens for _, tokens in heats]).gather(0, best[None])[0]

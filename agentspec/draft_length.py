@@ -162,7 +162,7 @@ class Auto(DraftLength):
         return best_width(chances, lambda rows, width: self.target(rows, width) + (width - 1) * step)
 
 
-_PATIENCE = 4  # rounds in vain after which several rows are offered copies every so many rounds, later every square
+_PATIENCE = 4  # rounds in vain after which several rows look for copies every so many rounds; later, times as many
 _RETRY = 64  # rounds from one try to the next of a draft model that does not pay
 _MARGIN = 1.02  # by which a draft must be expected to win: estimates err, and a wrong one costs
 

@@ -19,6 +19,9 @@ from agentspec.models import CachingModel, attention, forward
 from agentspec.models.attention import FULL, SLIDING, LayerMasks, _folded_sdpa
 from agentspec.models.causal_lm import SHORT_FEED, CausalLM
 from agentspec.models.kv_cache import RaggedKV
+from agentspec.models.packing import has_linear_kernels
+
+needs_kernels = pytest.mark.skipif(not has_linear_kernels(), reason="this torch has no oneDNN")
 
 TOLERANCE = 1e-5
 """Largest difference allowed, as a share of the largest score (float32)."""
@@ -256,11 +259,17 @@ HEADED = SMALL | {"intermediate_size": 48, "num_attention_heads": 4, "num_key_va
         ),
     ],
 )
-def test_state_that_positions_cannot_address_is_refused(architecture: str, sizes: dict[str, Any], message: str) -> None:
+def test_state_that_positions_cannot_address_is_refused(
+    architecture: str, sizes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     suffix = "TextConfig" if architecture == "Llama4" else "Config"
     config = getattr(transformers, architecture + suffix)(**sizes, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    model = getattr(transformers, f"{architecture}ForCausalLM")(config)
+    model.save_pretrained(tmp_path)
     with pytest.raises(ModelLoadError, match=message):
-        CausalLM(getattr(transformers, f"{architecture}ForCausalLM")(config))
+        CausalLM.from_pretrained(tmp_path, device="cpu")
+    with pytest.raises(ModelLoadError, match=message):
+        CausalLM(model)
 
 
 def test_an_encoder_decoder_is_refused() -> None:
@@ -312,7 +321,7 @@ def test_folding_query_heads_is_the_same_attention() -> None:
     torch.testing.assert_close(_folded_sdpa(query, key, value, mask, 0.0, 0.3), repeated)
 
 
-@pytest.mark.parametrize("are_multiplied", [False, True], ids=["sdpa", "products"])
+@pytest.mark.parametrize("are_multiplied", [False, pytest.param(True, marks=needs_kernels)], ids=["sdpa", "products"])
 @pytest.mark.parametrize("kind", [FULL, SLIDING])
 def test_many_queries_step_by_step_are_the_same_attention(
     kind: str, are_multiplied: bool, monkeypatch: pytest.MonkeyPatch
@@ -337,6 +346,21 @@ def test_many_queries_step_by_step_are_the_same_attention(
     assert sizes == [(128, 168), (128, 296), (44, 340)]
 
 
+@pytest.mark.parametrize("kind", ["boolean", "for every row"])
+def test_masks_of_other_forms_are_left_to_sdpa(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers' own masks, where somebody calls the module itself."""
+    monkeypatch.setattr(attention, "_MANY_SCORES", 0)
+    torch.manual_seed(0)
+    query, key, value = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 9, 8), torch.randn(2, 2, 9, 8)
+    mask = LayerMasks({FULL: 3}).build(torch.arange(4, 9)[None], 9, torch.float32)
+    assert isinstance(mask, Tensor)
+    mask = mask == 0 if kind == "boolean" else mask
+    expected = torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, enable_gqa=True)
+    mixed, _ = attention.grouped_sdpa(torch.nn.Identity(), query, key, value, mask)
+    torch.testing.assert_close(mixed, expected.transpose(1, 2))
+
+
+@needs_kernels
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_attention_by_products_computes_the_same_on_a_random_walk(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls, original = [], attention._multiplied_sdpa

@@ -30,7 +30,7 @@ from agentspec.models.fusion import (
     record_calls,
 )
 from agentspec.models.packing import pack_linears, packed_layers, packs
-from agentspec.models.stack import Stack, stack_layers
+from agentspec.models.stack import Stack, _stacked, stack_layers
 
 # Of each architecture: norms, feed-forward blocks, attentions, loops. Norms of queries and keys are parts of attention.
 FOUND = {
@@ -187,6 +187,8 @@ def test_a_loop_that_computes_anything_else_is_not_taken(monkeypatch: pytest.Mon
 def test_a_result_of_another_shape_is_another_result() -> None:
     assert Call((), {}, torch.ones(2, 3)).is_answered_by(lambda: torch.ones(2, 3))  # type: ignore[arg-type]
     assert not Call((), {}, torch.ones(2, 3)).is_answered_by(lambda: torch.ones(1, 3))  # type: ignore[arg-type]
+    assert not Call((), {}, torch.ones(2, 3)).is_answered_by(lambda: torch.ones(2, 3).double())  # type: ignore[arg-type]
+    assert not Call((), {}, torch.ones(0, 3)).is_answered_by(lambda: torch.ones(0, 3))  # type: ignore[arg-type]
 
 
 def test_forms_are_compared_at_the_first_and_at_the_last_positions() -> None:
@@ -202,16 +204,90 @@ def test_attention_that_was_chosen_stays() -> None:
 def test_layers_that_are_given_other_masks_are_not_one_loop() -> None:
     model: Any = llama()
     fuse_modules(model)
+    layers = list(model.model.layers)
+    shown = list(record_calls(model, ["model.layers.0", "model.layers.1"]).values())
+    assert _stacked(layers, shown) is not None
+    cosines, sines = shown[1][0].options["position_embeddings"]
+    shown[1][0].options["position_embeddings"] = (cosines, sines)  # another object, though it holds the same
+    assert _stacked(layers, shown) is None
 
-    def give_its_own(layer: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        return arguments, options | {
-            "position_embeddings": tuple(part.clone() for part in options["position_embeddings"])
-        }
 
-    hook = model.model.layers[1].register_forward_pre_hook(give_its_own, with_kwargs=True)
+def test_layers_that_were_not_called_are_not_one_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    model: Any = llama()
+    fuse_modules(model)
+    assert _stacked(list(model.model.layers), [[], []]) is None
+
+
+def test_hooks_and_forwards_of_their_own_are_kept() -> None:
+    model: Any = llama()
+    first, second = model.model.layers
+    first.mlp.register_forward_pre_hook(lambda module, arguments: (2 * arguments[0],))
+    first.self_attn.o_proj.register_forward_hook(lambda module, arguments, result: 2 * result)
+    second.input_layernorm.forward = lambda block: 3 * block
+    plain = copy.deepcopy(model)
+    assert found(fused(model)) == (4, 1, 1, 0)
+    context = torch.tensor([[5, 6, 7]])
+    with torch.no_grad():
+        assert_scores(model(input_ids=context).logits[0], plain(input_ids=context).logits[0])
+
+
+def test_code_within_code_is_read_as_well() -> None:
+    class Clipped(type(llama().model.norm)):  # type: ignore[misc]
+        def forward(self, hidden_states: Tensor) -> Tensor:
+            square = lambda block: block.clamp(-50, 50).pow(2)  # noqa: E731
+            variance = square(hidden_states.to(torch.float32)).mean(-1, keepdim=True)
+            return self.weight * (hidden_states * torch.rsqrt(variance + self.variance_epsilon))
+
+    assert FusedNorm.fits(llama().model.norm)
+    assert not FusedNorm.fits(Clipped(32))
+    limit = 50
+
+    class Closed(type(llama().model.norm)):  # type: ignore[misc]
+        def forward(self, hidden_states: Tensor) -> Tensor:
+            return self.weight * hidden_states * limit
+
+    assert not FusedNorm.fits(Closed(32))
+    assert not FusedNorm.fits(torch.jit.ScriptModule())
+
+
+def test_layers_with_adapters_are_not_stacked() -> None:
+    class Adapted(nn.Module):
+        def __init__(self, base: nn.Linear) -> None:
+            super().__init__()
+            self.base, self.weight = base, base.weight  # as adapters show them, whatever they add; without a bias
+
+        def forward(self, block: Tensor) -> Tensor:
+            return self.base(block)
+
+    model: Any = llama()
+    model.model.layers[0].self_attn.o_proj = Adapted(model.model.layers[0].self_attn.o_proj)
+    fuse_modules(model)
     assert stack_layers(model) == 0
-    hook.remove()
-    assert stack_layers(model) == 2
+
+
+def test_norms_of_queries_and_keys_with_another_eps_are_kept() -> None:
+    model: Any = qwen3()
+    model.model.layers[0].self_attn.k_norm.variance_epsilon = 1e-3
+    assert found(fused(model)) == (7, 2, 1, 0)
+
+
+def test_a_copy_has_weights_of_its_own() -> None:
+    model, context = fused(llama()), torch.tensor([[5, 6, 7]])
+    with torch.no_grad():
+        before = model(input_ids=context).logits
+        twin = copy.deepcopy(model)
+        for parameter in model.parameters():
+            parameter.zero_()
+        assert torch.equal(twin(input_ids=context).logits, before)
+
+
+def test_memory_that_runs_out_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*parts: Any) -> Any:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(agentspec.models.fusion, "joined", full)
+    with pytest.raises(MemoryError, match="no room"):
+        fuse_modules(llama())
 
 
 def test_a_loop_tells_what_its_layers_tell() -> None:

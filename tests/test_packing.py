@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,20 @@ def test_a_model_with_packed_layers_is_the_same_model(make: Any) -> None:
     context = list(range(3, 40))
     assert torch.allclose(packed.next_logits([context], [37]), plain.next_logits([context], [37]), atol=1e-4)
     assert packed.fingerprint != plain.fingerprint
+
+
+def test_dense_weights_are_freed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, alive = llama(), []
+    dense = [weakref.ref(module) for module in model.modules() if type(module) is nn.Linear]
+    original = agentspec.models.packing._computes_the_same
+
+    def noted(packed: PackedLinear, linear: nn.Linear) -> bool:
+        alive.append(sum(module() is not None for module in dense))
+        return original(packed, linear)
+
+    monkeypatch.setattr(agentspec.models.packing, "_computes_the_same", noted)
+    assert pack_linears(model) == len(dense)
+    assert alive == list(range(len(dense), 0, -1))
 
 
 def test_layers_of_another_kind_stay() -> None:

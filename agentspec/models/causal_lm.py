@@ -106,12 +106,15 @@ class CausalLM:
             allow_pickle=allow_pickle,
         )
         torch.nn.Module.to(model, target)
+        forward_keywords(model)  # refuses what cannot be served, before anything is made of it
         if fuse:
             fuse_modules(model)
         if packs(pack, model):
             pack_linears(model)
         if fuse:
             stack_layers(model)
+            if target.type == "cuda":
+                torch.cuda.empty_cache()  # of weights that were fused, before what is free is shared out
         return cls(
             model,
             rows=rows,
@@ -289,7 +292,8 @@ class CausalLM:
     def _probe(self) -> None:
         """Refuse a model whose scores from ragged cached blocks differ from those of plain uncached forwards.
 
-        The reference runs with the module's own masks and eager attention. Windows are narrowed meanwhile, so that a
+        The reference runs with the module's own masks and eager attention (of a fused module, which was compared with
+        that as it was made, with its own). Windows are narrowed meanwhile, so that a
         few tokens reach beyond them. Leaves the cache filled and the module on the attention that it will keep.
         """
         dice = torch.Generator().manual_seed(0)

@@ -18,6 +18,7 @@ SHORT_FEED = 32
 """Tokens up to which the feeds of several rows go padded through one forward; longer ones run row by row."""
 
 _LIVE_STEP = 64
+"""Live slots of long contexts on a CPU are a multiple of it."""
 
 _ROW, _START, _END, _IDS = range(4)  # columns of a table: KV row, first slot, slot behind the last, then the ids
 
@@ -95,7 +96,7 @@ class Forward:
     def _rounded(self, block: Block) -> Block:
         width = round_width(block.width)
         live = round_live(block.live - block.width + width, self._kv.capacity)
-        return replace(block, width=width, live=live, start=None)
+        return replace(block, width=width, live=live, start=None, spare=0)
 
     def _compute(self, block: Block, keep: int, table: Tensor) -> Tensor:
         """The pass itself, ``[B, keep, V]``. Of the numbers that differ from call to call it reads only the table."""

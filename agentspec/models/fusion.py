@@ -13,17 +13,19 @@ import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
+from types import CodeType
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from agentspec.models.attention import GROUPED_SDPA, grouped_sdpa, preferred_attention
+from agentspec.models.attention import EAGER, GROUPED_SDPA, grouped_sdpa, preferred_attention, set_attention
 from agentspec.models.graphs import ROUNDING
 from agentspec.models.loading import CACHE_KEYWORDS, longest_context
 
 _SAMPLE = 5  # tokens of a forward that is compared
+_NO_MEMORY = (MemoryError, torch.OutOfMemoryError)
 
 Product = Callable[[Tensor], Tensor]
 """A linear layer: ``[..., in_features]`` to ``[..., out_features]``."""
@@ -34,23 +36,36 @@ class Fused(nn.Module):
 
     parts: ClassVar[frozenset[str]] = frozenset()
     """The submodules of what it stands in for."""
-    options: ClassVar[frozenset[str]] = frozenset()
+    optional_parts: ClassVar[frozenset[str]] = frozenset()
     """Submodules that may be there or not."""
     names: ClassVar[frozenset[str]] = frozenset()
     """What its code may name beside them."""
 
     @classmethod
     def fits(cls, module: nn.Module) -> bool:
-        """Whether ``module`` is built and written like what this computes."""
+        """Whether ``module`` is built and written like what this computes, and nothing was added to it."""
         children = {name for name, child in module.named_children() if child is not None}
-        code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
-        known = cls.parts | cls.options | cls.names
-        return children - cls.options == cls.parts and code is not None and known.issuperset(code.co_names)
+        if children - cls.optional_parts != cls.parts or not all(map(_is_untouched, module.modules())):
+            return False
+        forward: Any = getattr(type(module), "forward", None)
+        code = getattr(inspect.unwrap(forward), "__code__", None)
+        return code is not None and (cls.parts | cls.optional_parts | cls.names).issuperset(_named(code))
 
     @classmethod
     def of(cls, module: Any) -> Fused:
-        """What computes the same as ``module``; raises anything where it cannot."""
+        """What computes the same as ``module``; raises where that cannot be told or made."""
         raise NotImplementedError
+
+
+def _is_untouched(module: nn.Module) -> bool:
+    """Whether nobody hooked into ``module`` or gave it a forward of its own."""
+    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+
+
+def _named(code: CodeType) -> set[str]:
+    """All that ``code`` names, in functions within it as well."""
+    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return {*code.co_names, *code.co_freevars} - {"__class__"} | {name for each in inner for name in _named(each)}
 
 
 class FusedNorm(Fused):
@@ -125,7 +140,7 @@ class FusedAttention(Fused):
     """Attention with one product for queries, keys and values, whose queries and keys are turned at once."""
 
     parts = frozenset(("q_proj", "k_proj", "v_proj", "o_proj"))
-    options = frozenset(("q_norm", "k_norm"))
+    optional_parts = frozenset(("q_norm", "k_norm"))
     names = frozenset(
         {"shape", "view", "transpose", "reshape", "contiguous", "head_dim", "apply_rotary_pos_emb"}
         | {"update", "layer_idx", "scaling", "sliding_window", "training", "attention_dropout"}
@@ -149,6 +164,8 @@ class FusedAttention(Fused):
             norms = module.q_norm, module.k_norm
             if not all(isinstance(norm, FusedNorm) for norm in norms):
                 raise TypeError("expected fused norms of queries and keys")
+            if norms[0].eps != norms[1].eps:
+                raise ValueError("expected one eps for the norms of queries and keys")
             weight = torch.cat([norm.weight.expand(n, -1) for norm, n in zip(norms, (queries, keys), strict=True)])
             weight, eps = weight[:, None], norms[0].eps
         is_causal = getattr(module, "is_causal", True)
@@ -232,7 +249,10 @@ def fuse_modules(model: PreTrainedModel) -> int:
     if preferred_attention(model) == GROUPED_SDPA:
         kinds.append(FusedAttention)  # last: norms of queries and keys are parts of it
     fitting = [(kind, name) for kind in kinds for name, module in model.named_modules() if kind.fits(module)]
-    shown = record_calls(model.eval(), [name for _, name in fitting])
+    before = model.config._attn_implementation
+    set_attention(model.eval(), EAGER)  # the plain definition
+    shown = record_calls(model, [name for _, name in fitting])
+    set_attention(model, before or EAGER)
     count = 0
     for kind, name in fitting:
         fused = _fused(kind, model.get_submodule(name), shown.pop(name))
@@ -254,12 +274,15 @@ class Call(NamedTuple):
         expected = self.result
         try:
             found = module(*self.arguments, **self.options)
+            if isinstance(expected, tuple):
+                found, expected = found[0], expected[0]
+            tolerance = ROUNDING.get(expected.dtype, 1e-4) * expected.abs().max()
+            is_alike = found.shape == expected.shape and found.dtype == expected.dtype
+            return bool(is_alike and (found - expected).abs().max() <= tolerance)
+        except _NO_MEMORY:
+            raise
         except Exception:
             return False
-        if isinstance(expected, tuple):
-            found, expected = found[0], expected[0]
-        tolerance = ROUNDING.get(expected.dtype, 1e-4) * expected.abs().max()
-        return bool(found.shape == expected.shape and (found - expected).abs().max() <= tolerance)
 
 
 def record_calls(model: PreTrainedModel, names: Iterable[str]) -> dict[str, list[Call]]:
@@ -281,6 +304,8 @@ def record_calls(model: PreTrainedModel, names: Iterable[str]) -> dict[str, list
         for start in (0, longest_context(model) - length):
             positions = torch.arange(start, start + length, device=model.device)
             model(input_ids=ids, position_ids=positions[None], use_cache=False)
+    except _NO_MEMORY:
+        raise
     except Exception:  # whoever loads the model finds that out, and says so
         calls = {name: [] for name in calls}
     finally:
@@ -293,6 +318,8 @@ def _fused(kind: type[Fused], module: nn.Module, calls: list[Call]) -> Fused | N
     """``module`` in its fused form; None where that gives anything else, or cannot be made."""
     try:
         fused = kind.of(module).eval()
+    except _NO_MEMORY:
+        raise
     except Exception:  # built otherwise than it looks: it stays as it is
         return None
     return fused if calls and all(call.is_answered_by(fused) for call in calls) else None

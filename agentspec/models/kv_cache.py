@@ -274,7 +274,7 @@ class RaggedKV(Cache):
         return states.new_zeros(len(self.rows), states.shape[1], self.capacity, states.shape[3])
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Slots before the block in progress (of the longest row); 0 outside a forward."""
+        """Slots before the block in progress (of the longest row; rounded up where passes are captured), or 0."""
         if self._writing is None:
             return 0
         block = self._writing.block

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,8 +56,16 @@ def multiply(block: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
 
 @functools.cache
 def has_linear_kernels() -> bool:
-    """Whether this torch can ``multiply`` and pack weights for it."""
-    return bool(torch.backends.mkldnn.is_available()) and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")  # type: ignore[no-untyped-call]
+    """Whether this torch can ``multiply``, and pack weights for it: tried on small ones."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    block, weight = torch.arange(6.0).view(2, 3), torch.arange(12.0).view(4, 3)
+    try:
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, _WIDTH_HINT)
+        found = [multiply(block, weight), multiply(block, weight.clone().T.contiguous().T), multiply(block, packed)]
+    except Exception:  # as in pack_linears
+        return False
+    return all(torch.allclose(product, block @ weight.T) for product in found)
 
 
 def product(linear: nn.Linear | PackedLinear) -> Callable[[Tensor], Tensor]:
@@ -96,19 +105,18 @@ def pack_linears(model: nn.Module) -> int:
     warning, and the same results.
     """
     count = 0
-    for parent in list(model.modules()):
-        for name, layer in list(parent.named_children()):
-            if type(layer) is not nn.Linear:
-                continue
-            try:
-                packed = PackedLinear(layer)
-                is_same = _computes_the_same(packed, layer)
-            except Exception as error:  # private operators of torch: they may refuse in any way
-                warnings.warn(f"Weights could not be packed for oneDNN, decoding will be slower: {error}", stacklevel=2)
-                return count
-            if is_same:
-                setattr(parent, name, packed)
-                count += 1
+    names = [name for name, layer in model.named_modules(remove_duplicate=False) if type(layer) is nn.Linear]
+    for name in names:
+        linear: Any = model.get_submodule(name)
+        try:
+            packed = PackedLinear(linear)
+            is_same = _computes_the_same(packed, linear)
+        except Exception as error:  # private operators of torch: they may refuse in any way
+            warnings.warn(f"Weights could not be packed for oneDNN, decoding will be slower: {error}", stacklevel=2)
+            return count
+        if is_same:
+            model.set_submodule(name, packed)
+            count += 1
     return count
 
 

@@ -28,7 +28,7 @@ from agentspec.models.fusion import (
     feed_forward,
     record_calls,
 )
-from agentspec.models.packing import product
+from agentspec.models.packing import PackedLinear, product
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,8 @@ class Stack(Fused):
     """Layers that add attention and then a feed-forward block, each behind a norm.
 
     Args:
-        layers: transformers' own, with fused and (if at all) packed parts; they are kept, and hold the weights.
+        layers: transformers' own, with fused and (if at all) packed parts; they are kept, and hold the weights. They
+            are not called, so that nobody sees their hidden states.
     """
 
     parts = frozenset(("input_layernorm", "self_attn", "post_attention_layernorm", "mlp"))
@@ -91,7 +92,19 @@ class Stack(Fused):
             "post_attention_layernorm": FusedNorm,
             "mlp": FusedMLP,
         }
-        return all(type(module.get_submodule(name)) is kind for name, kind in kinds.items())
+        products = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
+        return all(type(module.get_submodule(name)) is kind for name, kind in kinds.items()) and all(
+            type(module.get_submodule(name)) in (nn.Linear, PackedLinear) for name in products
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the functions, which hold the weights of this one: a copy makes its own."""
+        return {name: value for name, value in self.__dict__.items() if name != "_flat"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy, from its state."""
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._flat = [_Layer.of(layer) for layer in self.layers]
 
     def forward(
         self,
@@ -137,7 +150,9 @@ def stack_layers(model: PreTrainedModel) -> int:
 
 
 def _stacked(layers: Sequence[nn.Module], calls: Sequence[Sequence[Call]]) -> Stack | None:
-    """``layers`` as one; None where they were not given the same, or where one of them gives anything else."""
+    """``layers`` as one; None where they were not called, or not given the same, or give anything else."""
+    if not all(calls):
+        return None
     stack = Stack(layers).eval()
     for passed in zip(*calls, strict=True):  # of each layer in one forward
         first, last = passed[0], passed[-1]

@@ -109,7 +109,7 @@ def test_samples_of_a_request_differ_and_each_equals_a_single_call(engine: Local
 
 
 def test_unseeded_requests_differ(engine: LocalEngine) -> None:
-    drawn = engine.generate([Request([0], SamplingParams(max_tokens=20)) for _ in range(5)])
+    drawn = engine.generate([Request([0], SamplingParams(max_tokens=20)) for _ in range(20)])
     assert len({samples[0].tokens for samples in drawn}) > 1
 
 

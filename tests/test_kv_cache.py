@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from tiny import llama
 from torch import Tensor
 
+import agentspec.models.kv_cache
 from agentspec import CausalLM
 from agentspec.errors import InvalidRequestError
-from agentspec.models.kv_cache import SHORT_TAIL, Block, RaggedKV
+from agentspec.models.kv_cache import SHORT_TAIL, Block, RaggedKV, _zeros
 
 HEADS, DIM, LAYERS = 2, 4, 2
 SLOT_BYTES = LAYERS * 2 * HEADS * DIM * 4
@@ -167,15 +170,31 @@ def test_running_out_of_memory_while_growing_leaves_an_empty_usable_cache(monkey
     kv = cache()
     read(kv, [1, 2, 3])
 
-    def exhausted(*sizes: int) -> Tensor:
-        raise torch.OutOfMemoryError("no memory left")
+    def exhausted(like: Tensor, *shape: int) -> Tensor:
+        if like is kv._values[0]:
+            raise torch.OutOfMemoryError("no memory left")
+        return like.new_zeros(shape)
 
     with monkeypatch.context() as patch:
-        patch.setattr(kv._values[0], "new_zeros", exhausted, raising=False)
+        patch.setattr(agentspec.models.kv_cache, "_zeros", exhausted)
         with pytest.raises(torch.OutOfMemoryError):
             kv.reserve(1, 300)
     assert kv.longest_prefix([1, 2, 3])[1] == 0
     assert read(kv, [1, 2, 3])[1] == 0
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_memory_is_taken_as_it_is_written(dtype: torch.dtype) -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    before = resident()
+    zeros = _zeros(torch.empty(0, dtype=dtype), 8, 4, 1 << 13, 512)  # 256 MiB or 512
+    zeros[1, :, :9] = 1
+    assert resident() - before < 64 << 20
+    assert zeros.dtype == dtype
+    assert zeros[1, :, :10].sum(1).eq(9).all()
 
 
 def test_integrity_names_what_is_wrong() -> None:

@@ -7,11 +7,13 @@ say what its slots mean, and slots behind them mean nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
@@ -221,7 +223,7 @@ class RaggedKV(Cache):
         self.rows, self.capacity = [Row() for _ in range(rows)], 0
         for stores in (self._keys, self._values):
             for layer, old in stores.items():
-                new = old.new_zeros(rows, old.shape[1], capacity, old.shape[3])
+                new = _zeros(old, rows, old.shape[1], capacity, old.shape[3])
                 for destination, (origin, row) in enumerate(zip(origins, kept, strict=True)):
                     new[destination, :, : len(row.tokens)] = old[origin, :, : len(row.tokens)]
                 stores[layer] = new
@@ -271,7 +273,7 @@ class RaggedKV(Cache):
 
     def _allocate(self, states: Tensor) -> Tensor:
         # Zeros, not empty: a masked slot still enters attention as weight 0 times its value, which must be finite.
-        return states.new_zeros(len(self.rows), states.shape[1], self.capacity, states.shape[3])
+        return _zeros(states, len(self.rows), states.shape[1], self.capacity, states.shape[3])
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Slots before the block in progress (of the longest row; rounded up where passes are captured), or 0."""
@@ -326,6 +328,13 @@ class RaggedKV(Cache):
             wrong.append(f"{held:,} bytes held with a budget of {self.budget_bytes:,}")
         if wrong:
             raise RuntimeError("KV cache is inconsistent: " + "; ".join(wrong))
+
+
+def _zeros(like: Tensor, *shape: int) -> Tensor:
+    """Zeros of this shape, as ``like``; on a CPU, of memory that is taken only as it is written."""
+    if like.device.type != "cpu" or 0 in shape:
+        return like.new_zeros(shape)
+    return torch.from_numpy(np.zeros(math.prod(shape) * like.element_size(), np.uint8)).view(like.dtype).view(shape)
 
 
 def _write(store: Tensor, states: Tensor, writing: _Writing) -> Tensor:

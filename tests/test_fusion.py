@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 import agentspec.models.fusion
+from agentspec.errors import ModelLoadError
 from agentspec.models.causal_lm import CausalLM
 from agentspec.models.fusion import (
     Call,
@@ -330,6 +331,22 @@ def test_a_model_that_cannot_run_stays_as_it_is() -> None:
     model.model.rotary_emb = nn.Identity()
     assert fuse_modules(model) == 0
     assert found(model) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fuse": "no"}, r"fuse must be one of True, False, got 'no'"),
+        ({"pack": "yes"}, r"pack must be one of None, True, False, got 'yes'"),
+        ({"compile": "maybe"}, r"compile must be one of 'auto', True, False, got 'maybe'"),
+        ({"device": "nowhere"}, r"device 'nowhere' cannot be used: .*Expected 'cpu'"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused_before_anything_is_loaded(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        CausalLM.from_pretrained(tmp_path / "nothing", **options)
 
 
 def test_models_are_fused_as_they_are_loaded(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from agentspec.models.forward import SHORT_FEED, Feed, Forward
 from agentspec.models.fusion import fuse_modules, fused_modules
 from agentspec.models.graphs import ROUNDING, Compile, recorder_for
 from agentspec.models.kv_cache import RaggedKV
-from agentspec.models.loading import forward_keywords, load_module, longest_context, parse_dtype
+from agentspec.models.loading import forward_keywords, load_module, longest_context, parse_dtype, usable_device
 from agentspec.models.packing import pack_linears, packed_layers, packs
 from agentspec.models.stack import stack_layers
 from agentspec.threads import apart
@@ -94,9 +94,13 @@ class CausalLM:
         oneDNN (see ``models/packing.py``); None does so where it can be done: float32 on a CPU. Both round otherwise
         than transformers' own layers.
 
-        Raises ``ModelLoadError`` when there is no such model, weights are missing or pickled, or the model is refused.
+        Raises ``ModelLoadError`` when there is no such model or device, weights are missing or pickled, an option has
+        another value, or the model is refused.
         """
-        target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        _expect("fuse", fuse, (True, False))
+        _expect("pack", pack, (None, True, False))
+        _expect("compile", compile, ("auto", True, False))
+        target = usable_device(device)
         model = load_module(
             os.fspath(name_or_path),
             dtype=parse_dtype(dtype, target),
@@ -332,6 +336,11 @@ class CausalLM:
         output = self.model(input_ids=torch.tensor([context], device=self.device), use_cache=False)
         logits: Tensor = output.logits[0, :, : self.vocab_size].float()
         return logits
+
+
+def _expect(name: str, value: object, options: tuple[object, ...]) -> None:
+    if value not in options:
+        raise ModelLoadError(f"{name} must be one of {', '.join(map(repr, options))}, got {value!r}")
 
 
 def _default_budget(device: torch.device) -> int:

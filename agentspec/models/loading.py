@@ -24,6 +24,19 @@ CACHE_KEYWORDS = ("cache", "past_key_values")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
+def usable_device(device: str | torch.device | None) -> torch.device:
+    """The device that is meant; None: CUDA where there is one. Raises ``ModelLoadError`` where torch has none such."""
+    try:
+        meant = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        torch.empty(0, device=meant)
+    except Exception as error:  # of many kinds, by device
+        raise ModelLoadError(
+            f"device {device!r} cannot be used: {error}. Expected 'cpu', or a device that this torch is built for "
+            "(`agentspec doctor` tells which)"
+        ) from error
+    return meant
+
+
 def parse_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
     """The torch dtype that is meant; None is float32 on CPU and bfloat16 elsewhere. Raises ``ModelLoadError``."""
     if dtype is None:

@@ -86,11 +86,11 @@ class CoupledDice(Dice):
         keys = self._hash(Role.TARGET, offsets)[..., None]
         size = law.shape[-1]
         step = max(1, _CACHED * size // max(1, law.numel())) if law.device.type == "cpu" else size
-        heats = [self._heat(keys, law[..., start : start + step], start) for start in range(0, size, step)]
+        heats = [self._winners(keys, law[..., start : start + step], start) for start in range(0, size, step)]
         best = torch.stack([values for values, _ in heats]).argmax(0)
         return torch.stack([tokens for _, tokens in heats]).gather(0, best[None])[0]
 
-    def _heat(self, keys: Tensor, law: Tensor, start: int) -> tuple[Tensor, Tensor]:
+    def _winners(self, keys: Tensor, law: Tensor, start: int) -> tuple[Tensor, Tensor]:
         """The winners among the tokens from ``start`` on, and the negatives of their clocks."""
         tokens = torch.arange(start + 1, start + law.shape[-1] + 1, device=law.device) * _signed(GOLDEN)
         # 52 bits and a half keep the uniform inside (0, 1): no clock shows 0, so no token of no mass can win.

@@ -218,7 +218,6 @@ class Batch:
         if any(s.acceptance != self.acceptance for s in self.sequences):
             raise ValueError("The sequences of a batch must share one acceptance rule; got both.")
         self.params = [s.params for s in self.sequences]
-        self.is_greedy = all(params.temperature == 0 for params in self.params)
         self.device = device
         self.dice = dice or DICE[self.acceptance](
             [s.seed for s in self.sequences], [s.length for s in self.sequences], device
@@ -226,6 +225,11 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.sequences)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the law of every row is one-hot."""
+        return all(params.temperature == 0 for params in self.params)
 
     def prefixes(self, spans: SequenceOf[list[int]]) -> list[Prefix] | None:
         """What stands before every position of a drafted span and behind it; None where no law looks at it."""

@@ -213,7 +213,7 @@ def test_layers_that_are_given_other_masks_are_not_one_loop() -> None:
     assert _stacked(layers, shown) is None
 
 
-def test_layers_that_were_not_called_are_not_one_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_that_were_not_called_are_not_one_loop() -> None:
     model: Any = llama()
     fuse_modules(model)
     assert _stacked(list(model.model.layers), [[], []]) is None

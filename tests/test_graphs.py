@@ -271,7 +271,7 @@ def test_compile_is_auto_true_or_false() -> None:
     assert recorder_for("auto", torch.device("cuda")) is not None
     with pytest.warns(RuntimeWarning, match="captures CUDA graphs, and this model is on cpu"):
         assert recorder_for(True, CPU) is None
-    with pytest.raises(ValueError, match="compile must be 'auto', True or False, got 'yes'"):
+    with pytest.raises(ValueError, match="compile must be one of 'auto', True, False, got 'yes'"):
         CausalLM(llama(), compile="yes")  # type: ignore[arg-type]
 
 

@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from agentspec.errors import ContextOverflowError, InvalidRequestError, ModelLoadError
+from agentspec.errors import ContextOverflowError, InvalidRequestError, ModelLoadError, expect_option
 from agentspec.models.attention import EAGER, narrow_window, preferred_attention, set_attention
 from agentspec.models.forward import SHORT_FEED, Feed, Forward
 from agentspec.models.fusion import fuse_modules, fused_modules
-from agentspec.models.graphs import ROUNDING, Compile, recorder_for
+from agentspec.models.graphs import COMPILE_OPTIONS, ROUNDING, Compile, recorder_for
 from agentspec.models.kv_cache import RaggedKV
 from agentspec.models.loading import forward_keywords, load_module, longest_context, parse_dtype, usable_device
 from agentspec.models.packing import pack_linears, packed_layers, packs
@@ -97,9 +97,9 @@ class CausalLM:
         Raises ``ModelLoadError`` when there is no such model or device, weights are missing or pickled, an option has
         another value, or the model is refused.
         """
-        _expect("fuse", fuse, (True, False))
-        _expect("pack", pack, (None, True, False))
-        _expect("compile", compile, ("auto", True, False))
+        expect_option("fuse", fuse, (True, False))
+        expect_option("pack", pack, (None, True, False))
+        expect_option("compile", compile, COMPILE_OPTIONS)
         target = usable_device(device)
         model = load_module(
             os.fspath(name_or_path),
@@ -336,11 +336,6 @@ class CausalLM:
         output = self.model(input_ids=torch.tensor([context], device=self.device), use_cache=False)
         logits: Tensor = output.logits[0, :, : self.vocab_size].float()
         return logits
-
-
-def _expect(name: str, value: object, options: tuple[object, ...]) -> None:
-    if value not in options:
-        raise ModelLoadError(f"{name} must be one of {', '.join(map(repr, options))}, got {value!r}")
 
 
 def _default_budget(device: torch.device) -> int:

@@ -51,11 +51,6 @@ class Fused(nn.Module):
         code = getattr(inspect.unwrap(forward), "__code__", None)
         return code is not None and (cls.parts | cls.optional_parts | cls.names).issuperset(_named(code))
 
-    @classmethod
-    def of(cls, module: Any) -> Fused:
-        """What computes the same as ``module``; raises where that cannot be told or made."""
-        raise NotImplementedError
-
 
 def _is_untouched(module: nn.Module) -> bool:
     """Whether nobody hooked into ``module`` or gave it a forward of its own."""
@@ -126,18 +121,18 @@ def feed_forward(block: Tensor, gate_up: Product, activate: Callable[[Tensor], T
 class Heads:
     """What attention is told of its heads. ``norm_weight`` is None for queries and keys without norms."""
 
-    queries: int
-    keys: int
+    query_heads: int
+    kv_heads: int
     dim: int
     scaling: float
     layer: int
     is_causal: bool
-    norm_weight: Tensor | None  # [queries + keys, 1, dim]
+    norm_weight: Tensor | None  # [query_heads + kv_heads, 1, dim]
     norm_eps: float
 
 
 class FusedAttention(Fused):
-    """Attention with one product for queries, keys and values, whose queries and keys are turned at once."""
+    """Attention with one product for queries, keys and values, whose queries and keys are rotated at once."""
 
     parts = frozenset(("q_proj", "k_proj", "v_proj", "o_proj"))
     optional_parts = frozenset(("q_norm", "k_norm"))
@@ -158,7 +153,7 @@ class FusedAttention(Fused):
     @classmethod
     def of(cls, module: Any) -> FusedAttention:
         """The attention ``module``."""
-        queries, keys = (layer.out_features // module.head_dim for layer in (module.q_proj, module.k_proj))
+        query_heads, kv_heads = (layer.out_features // module.head_dim for layer in (module.q_proj, module.k_proj))
         weight, eps = None, 0.0
         if hasattr(module, "q_norm"):
             norms = module.q_norm, module.k_norm
@@ -166,10 +161,12 @@ class FusedAttention(Fused):
                 raise TypeError("expected fused norms of queries and keys")
             if norms[0].eps != norms[1].eps:
                 raise ValueError("expected one eps for the norms of queries and keys")
-            weight = torch.cat([norm.weight.expand(n, -1) for norm, n in zip(norms, (queries, keys), strict=True)])
+            weight = torch.cat(
+                [norm.weight.expand(n, -1) for norm, n in zip(norms, (query_heads, kv_heads), strict=True)]
+            )
             weight, eps = weight[:, None], norms[0].eps
         is_causal = getattr(module, "is_causal", True)
-        heads = Heads(queries, keys, module.head_dim, module.scaling, module.layer_idx, is_causal, weight, eps)
+        heads = Heads(query_heads, kv_heads, module.head_dim, module.scaling, module.layer_idx, is_causal, weight, eps)
         return cls(joined(module.q_proj, module.k_proj, module.v_proj), module.o_proj, heads)
 
     def forward(
@@ -199,18 +196,22 @@ def attend(
 ) -> Tensor:
     """Attention over ``cache`` (None: over the block alone) with rotary positions: ``[B, F, dim]``."""
     batch, width, _ = hidden_states.shape
-    turning = heads.queries + heads.keys
+    rotating = heads.query_heads + heads.kv_heads
     states = qkv(hidden_states).view(batch, width, -1, heads.dim).transpose(1, 2)
-    turned, value = states[:, :turning], states[:, turning:]
+    rotated, value = states[:, :rotating], states[:, rotating:]
     if heads.norm_weight is not None:
-        turned = torch.rms_norm(turned, (heads.dim,), None, heads.norm_eps) * heads.norm_weight
-    left, right = turned.chunk(2, dim=-1)
-    turned = torch.addcmul(turned * cosines, torch.cat((-right, left), dim=-1), sines)
-    query, key = turned[:, : heads.queries], turned[:, heads.queries :]
+        rotated = torch.rms_norm(rotated, (heads.dim,), None, heads.norm_eps) * heads.norm_weight
+    left, right = rotated.chunk(2, dim=-1)
+    rotated = torch.addcmul(rotated * cosines, torch.cat((-right, left), dim=-1), sines)
+    query, key = rotated[:, : heads.query_heads], rotated[:, heads.query_heads :]
     if cache is not None:
         key, value = cache.update(key, value, heads.layer)
     mixed, _ = grouped_sdpa(heads, query, key, value, mask, scaling=heads.scaling)
     return out(mixed.reshape(batch, width, -1))
+
+
+_Kind = type[FusedNorm] | type[FusedMLP] | type[FusedAttention]
+"""What stands in for one module; ``of`` makes it, and raises where that cannot be done."""
 
 
 def cache_of(options: dict[str, Any]) -> Any:
@@ -245,7 +246,7 @@ def fuse_modules(model: PreTrainedModel) -> int:
 
     Whatever is written or computed otherwise stays as it is. Weights that nobody else holds are freed one by one.
     """
-    kinds: list[type[Fused]] = [FusedNorm, FusedMLP]
+    kinds: list[_Kind] = [FusedNorm, FusedMLP]
     if preferred_attention(model) == GROUPED_SDPA:
         kinds.append(FusedAttention)  # last: norms of queries and keys are parts of it
     fitting = [(kind, name) for kind in kinds for name, module in model.named_modules() if kind.fits(module)]
@@ -314,7 +315,7 @@ def record_calls(model: PreTrainedModel, names: Iterable[str]) -> dict[str, list
     return calls
 
 
-def _fused(kind: type[Fused], module: nn.Module, calls: list[Call]) -> Fused | None:
+def _fused(kind: _Kind, module: nn.Module, calls: list[Call]) -> Fused | None:
     """``module`` in its fused form; None where that gives anything else, or cannot be made."""
     try:
         fused = kind.of(module).eval()

@@ -17,9 +17,12 @@ import torch
 from torch import Tensor
 
 from agentspec.device import CAPTURING, pinned, upload, wait_for
+from agentspec.errors import expect_option
 
 Compile = bool | Literal["auto"]
 """Whether passes are captured: where it can be done (``"auto"``), or as told."""
+
+COMPILE_OPTIONS: tuple[Compile, ...] = ("auto", True, False)
 
 MOST_GRAPHS = 64
 """Graphs that are kept; one more, and all are captured anew."""
@@ -191,10 +194,9 @@ def recorder_for(compile: Compile, device: torch.device) -> Recorder | None:
     One warning where it is wanted and cannot be done.
 
     Raises:
-        ValueError: for another value.
+        ModelLoadError: for another value.
     """
-    if compile not in (True, False, "auto"):
-        raise ValueError(f"compile must be 'auto', True or False, got {compile!r}")
+    expect_option("compile", compile, COMPILE_OPTIONS)
     if device.type == "cuda":
         return CudaRecorder(device) if compile else None
     if compile is True:

@@ -72,8 +72,8 @@ def product(linear: nn.Linear | PackedLinear) -> Callable[[Tensor], Tensor]:
     """What ``linear`` computes, as a function that holds its weights."""
     bias = linear.bias
     if isinstance(linear, PackedLinear):
-        packed, operator = linear.packed, torch.ops.mkldnn._linear_pointwise.default
-        return lambda block: operator(block, packed, bias, "none", [], "")
+        packed = linear.packed
+        return lambda block: multiply(block, packed, bias)
     weight = linear.weight
     return lambda block: nn.functional.linear(block, weight, bias)
 

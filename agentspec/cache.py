@@ -56,7 +56,7 @@ class DiskCache:
         folder = folder or root() / "entries"
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _expect_private(folder)
+            expect_private(folder)
             _expect_usable(folder)
             self._cache = diskcache.Cache(
                 str(folder), timeout=WAIT_SECONDS, disk=_BytesDisk, **_SETTINGS, size_limit=size_limit
@@ -146,7 +146,8 @@ def _refuse(what: str, kind: type) -> NoReturn:
     raise _ForeignRowError(f"Expected a text key and a value of bytes inside the database, got a {what} of {kind}.")
 
 
-def _expect_private(folder: Path) -> None:
+def expect_private(folder: Path) -> None:
+    """Raise ``CacheError`` for a folder that is not the user's, or that others may enter."""
     found = folder.stat()
     if not hasattr(os, "getuid"):  # no owners and modes to look at
         return

@@ -30,7 +30,8 @@ from agentspec.models.fusion import (
     joined,
     record_calls,
 )
-from agentspec.models.packing import pack_linears, packed_layers, packs
+from agentspec.models.kernels import compiles
+from agentspec.models.packing import layouts, pack_linears
 from agentspec.models.stack import Stack, _stacked, stack_layers
 
 # Of each architecture: norms, feed-forward blocks, attentions, loops. Norms of queries and keys are parts of attention.
@@ -77,12 +78,12 @@ def test_a_fused_model_computes_the_same_on_a_random_walk(name: str, is_captured
     assert recorder is None or recorder.recorded > 3
 
 
-@pytest.mark.skipif(not packs(None, llama()), reason="this torch has no oneDNN")
+@pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize("name", ["llama", "qwen3_mixed", "gemma3", "granite"])
-def test_a_model_that_is_fused_packed_and_stacked_computes_the_same(name: str) -> None:
+def test_a_model_that_is_fused_packed_and_stacked_computes_the_same(name: str, compile: bool) -> None:
     model = ARCHITECTURES[name]()
     fuse_modules(model)
-    pack_linears(model)
+    pack_linears(model, compile and compiles("auto"))
     stack_layers(model)
     assert found(model) == FOUND[name]
     walk(CausalLM(model, rows=3), ARCHITECTURES[name](), seed=5, steps=20)
@@ -353,7 +354,7 @@ def test_models_are_fused_as_they_are_loaded(tmp_path: Path) -> None:
     llama().save_pretrained(tmp_path)
     lm = CausalLM.from_pretrained(tmp_path, device="cpu")
     assert found(lm.model) == FOUND["llama"]
-    assert packed_layers(lm.model) in (0, 2 * 4 + 1)  # where this torch has oneDNN; of 15 when each is by itself
+    assert layouts(lm.model).total() in (0, 2 * 4 + 1)  # where this torch has oneDNN; of 15 when each is by itself
     plain = CausalLM.from_pretrained(tmp_path, device="cpu", fuse=False)
     assert fused_modules(plain.model) == 0
     unpacked = CausalLM.from_pretrained(tmp_path, device="cpu", fuse=False, pack=False)

@@ -16,9 +16,10 @@ from agentspec.models.attention import EAGER, narrow_window, preferred_attention
 from agentspec.models.forward import SHORT_FEED, Feed, Forward
 from agentspec.models.fusion import fuse_modules, fused_modules
 from agentspec.models.graphs import COMPILE_OPTIONS, ROUNDING, Compile, recorder_for
+from agentspec.models.kernels import compiles
 from agentspec.models.kv_cache import RaggedKV
 from agentspec.models.loading import forward_keywords, load_module, longest_context, parse_dtype, usable_device
-from agentspec.models.packing import pack_linears, packed_layers, packs
+from agentspec.models.packing import compiled_by, layouts, pack_linears, packs
 from agentspec.models.stack import stack_layers
 from agentspec.threads import apart
 
@@ -30,7 +31,8 @@ class CausalLM:
     """A decoder-only transformers model as a ``CachingModel``.
 
     ``compile`` captures passes as CUDA graphs (``"auto"``: on CUDA, and without a word elsewhere); one that cannot be
-    captured is launched kernel by kernel, with one warning and the same results.
+    captured is launched kernel by kernel, with one warning and the same results. What it does on a CPU, it does as a
+    model is loaded.
 
     ``rows`` contexts are kept cached, within ``memory_budget_bytes`` of K and V (default: 4 GiB on CPU, half of the
     free memory on CUDA); long contexts are read ``prefill_chunk`` tokens at a time. The module is put into evaluation
@@ -65,7 +67,7 @@ class CausalLM:
         self._probe()
         budget = _default_budget(self.device) if memory_budget_bytes is None else memory_budget_bytes
         self.kv.resize(rows=rows, budget_bytes=budget)
-        self._forward.capture_with(recorder_for(compile, self.device))
+        self._forward.capture_with(recorder_for(compile, self.device, compiled_by(model) is not None))
 
     @classmethod
     @apart
@@ -91,8 +93,9 @@ class CausalLM:
         ``device`` defaults to CUDA where there is one; ``dtype`` to float32 on CPU and bfloat16 elsewhere. Pickled
         checkpoints and remote code are read only when asked for by ``allow_pickle`` and ``trust_remote_code``.
         ``fuse`` computes the model in fewer operators (see ``models/fusion.py``), ``pack`` lays the weights out for
-        oneDNN (see ``models/packing.py``); None does so where it can be done: float32 on a CPU. Both round otherwise
-        than transformers' own layers.
+        their products (see ``models/packing.py``); None does so where it can be done: float32 on a CPU. There
+        ``compile`` compiles these products, with a C++ compiler; without one they are oneDNN's. All three round
+        otherwise than transformers' own layers.
 
         Raises ``ModelLoadError`` when there is no such model or device, weights are missing or pickled, an option has
         another value, or the model is refused.
@@ -113,8 +116,9 @@ class CausalLM:
         forward_keywords(model)  # refuses what cannot be served, before anything is made of it
         if fuse:
             fuse_modules(model)
-        if packs(pack, model):
-            pack_linears(model)
+        has_kernels = target.type == "cpu" and model.dtype == torch.float32 and pack is not False and compiles(compile)
+        if packs(pack, model, has_kernels):
+            pack_linears(model, has_kernels)
         if fuse:
             stack_layers(model)
             if target.type == "cuda":
@@ -166,7 +170,7 @@ class CausalLM:
     @property
     def fingerprint(self) -> str:
         """Tells models of other sizes or types apart, as far as that matters for what a pass costs."""
-        layers = f"{fused_modules(self.model)} fused {packed_layers(self.model)} packed"
+        layers = f"{fused_modules(self.model)} fused {sorted(layouts(self.model).items())} {compiled_by(self.model)}"
         captured = "captured" if self.captures else "launched"
         return f"{type(self.model).__name__} {self.dtype} {layers} {captured} {self.model.config.to_json_string()}"
 

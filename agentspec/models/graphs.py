@@ -20,7 +20,7 @@ from agentspec.device import CAPTURING, pinned, upload, wait_for
 from agentspec.errors import expect_option
 
 Compile = bool | Literal["auto"]
-"""Whether passes are captured: where it can be done (``"auto"``), or as told."""
+"""Whether CUDA graphs are captured, and products compiled on a CPU: where it can be done (``"auto"``), or as told."""
 
 COMPILE_OPTIONS: tuple[Compile, ...] = ("auto", True, False)
 
@@ -188,10 +188,10 @@ def _is_close(found: Tensor, expected: Tensor) -> bool:
     return bool(off)  # NaN is not close
 
 
-def recorder_for(compile: Compile, device: torch.device) -> Recorder | None:
+def recorder_for(compile: Compile, device: torch.device, is_compiled: bool = False) -> Recorder | None:
     """What captures passes on a device, as told by ``compile``; None for nothing.
 
-    One warning where it is wanted and cannot be done.
+    One warning where it is wanted, cannot be done, and nothing else ``is_compiled``.
 
     Raises:
         ModelLoadError: for another value.
@@ -199,10 +199,11 @@ def recorder_for(compile: Compile, device: torch.device) -> Recorder | None:
     expect_option("compile", compile, COMPILE_OPTIONS)
     if device.type == "cuda":
         return CudaRecorder(device) if compile else None
-    if compile is True:
+    if compile is True and not is_compiled:
         warnings.warn(
-            f"compile=True captures CUDA graphs, and this model is on {device.type}: passes are launched kernel by "
-            "kernel, with the same results. (torch.compile is not used: on CPUs it lost to weights packed for oneDNN.)",
+            "compile=True captures CUDA graphs, and on a CPU compiles the products of float32 weights that are packed, "
+            f"with a C++ compiler. On this {device.type} there was nothing to compile, or nothing to do it with; "
+            "results are the same.",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -1,14 +1,17 @@
-"""Linear layers whose weights are laid out for oneDNN, once: on the CPU, small blocks read them at memory speed.
+"""Linear layers whose weights are laid out for their products, once: on the CPU, small blocks read them as fast as they
+come from memory.
 
 What torch does by default with a block of a few tokens (another kernel for nearly every width, of which some take twice
-as long as others) is 2 to 4 times slower on some machines. The layout is another; the numbers are the same, and sums
-over them differ in their last bits.
+as long as others) is 2 to 4 times slower on some machines. Where there is a C++ compiler, our own kernels read weights
+in the fewest bytes that hold them (``panels.py``); elsewhere oneDNN reads its layout of them. The numbers are the same,
+and sums over them differ in their last bits.
 """
 
 from __future__ import annotations
 
 import functools
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -17,25 +20,81 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from agentspec.errors import ModelLoadError
+from agentspec.models import panels
+from agentspec.models.kernels import kernels
 
 _WIDTH_HINT = 8  # tokens; the layout that is chosen for it is as good for others
 _TOLERANCE = 1e-4  # of the largest output
 
 
 class PackedLinear(nn.Module):
-    """``nn.Linear`` on float32 weights in oneDNN's layout.
+    """``nn.Linear`` on float32 weights in another layout.
 
     Args:
         linear: gives weight and bias; its weight is copied.
+        packed: the copy.
     """
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, linear: nn.Linear, packed: Tensor) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _WIDTH_HINT)
         self.packed: Tensor
         self.register_buffer("packed", packed, persistent=False)
         self.bias = linear.bias
+
+    @property
+    def layout(self) -> str:
+        """The name of the layout."""
+        raise NotImplementedError
+
+    @property
+    def weight(self) -> Tensor:
+        """``[out_features, in_features]``: the weight in torch's own layout; a copy."""
+        raise NotImplementedError
+
+    def product(self) -> Callable[[Tensor], Tensor]:
+        """What the layer computes, as a function that holds its weight."""
+        raise NotImplementedError
+
+    def forward(self, block: Tensor) -> Tensor:
+        """``[..., in_features]`` to ``[..., out_features]``."""
+        return self.product()(block)
+
+
+class PanelLinear(PackedLinear):
+    """Weights in the fewest bytes that hold them, for our own kernels."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        format, packed = panels.laid_out(linear.weight)
+        super().__init__(linear, packed)
+        self._format = format
+
+    @property
+    def layout(self) -> str:
+        """The format of its numbers."""
+        return self._format
+
+    @property
+    def weight(self) -> Tensor:
+        """``[out_features, in_features]``: each number once, times 1; a copy."""
+        rows = panels.product(self._format, self.packed, None, self.out_features)(torch.eye(self.in_features))
+        return rows.T.contiguous()
+
+    def product(self) -> Callable[[Tensor], Tensor]:
+        """What the layer computes, as a function that holds its weight."""
+        return panels.product(self._format, self.packed, self.bias, self.out_features)
+
+
+class OneDnnLinear(PackedLinear):
+    """Weights in oneDNN's layout."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__(linear, torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _WIDTH_HINT))
+
+    @property
+    def layout(self) -> str:
+        """The library's name."""
+        return "oneDNN"
 
     @property
     def weight(self) -> Tensor:
@@ -43,9 +102,10 @@ class PackedLinear(nn.Module):
         dense: Tensor = self.packed.to_dense()
         return dense
 
-    def forward(self, block: Tensor) -> Tensor:
-        """``[..., in_features]`` to ``[..., out_features]``."""
-        return multiply(block, self.packed, self.bias)
+    def product(self) -> Callable[[Tensor], Tensor]:
+        """What the layer computes, as a function that holds its weight."""
+        packed, bias = self.packed, self.bias
+        return lambda block: multiply(block, packed, bias)
 
 
 def multiply(block: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -70,49 +130,59 @@ def has_linear_kernels() -> bool:
 
 def product(linear: nn.Linear | PackedLinear) -> Callable[[Tensor], Tensor]:
     """What ``linear`` computes, as a function that holds its weights."""
-    bias = linear.bias
     if isinstance(linear, PackedLinear):
-        packed = linear.packed
-        return lambda block: multiply(block, packed, bias)
-    weight = linear.weight
+        return linear.product()
+    weight, bias = linear.weight, linear.bias
     return lambda block: nn.functional.linear(block, weight, bias)
 
 
-def packs(wanted: bool | None, model: PreTrainedModel) -> bool:
+def packs(wanted: bool | None, model: PreTrainedModel, compile: bool = False) -> bool:
     """Whether to pack: as wanted, or wherever it can be done.
 
     Raises:
         ModelLoadError: where it is wanted and cannot be done.
     """
-    can = model.device.type == "cpu" and model.dtype == torch.float32 and has_linear_kernels()
+    can = model.device.type == "cpu" and model.dtype == torch.float32 and (compile or has_linear_kernels())
     if wanted and not can:
         raise ModelLoadError(
-            "Weights are packed in float32, on a CPU, by a torch with oneDNN; this model is in "
-            f"{model.dtype} on {model.device}. Leave pack out."
+            "Weights are packed in float32, on a CPU, for kernels of our own (which take a C++ compiler) or of oneDNN; "
+            f"this model is in {model.dtype} on {model.device}. Leave pack out."
         )
     return can if wanted is None else wanted
 
 
-def packed_layers(model: nn.Module) -> int:
-    """How many layers are packed."""
-    return sum(isinstance(layer, PackedLinear) for layer in model.modules())
+def layouts(model: nn.Module) -> Counter[str]:
+    """How many layers are packed, by layout."""
+    return Counter(layer.layout for layer in model.modules() if isinstance(layer, PackedLinear))
 
 
-def pack_linears(model: nn.Module) -> int:
+def compiled_by(model: nn.Module) -> str | None:
+    """The version of our own kernels that compute products of ``model``; None where none of them does."""
+    return kernels().version if any(isinstance(layer, PanelLinear) for layer in model.modules()) else None
+
+
+def pack_linears(model: nn.Module, compile: bool = False) -> int:
     """Replace the linear layers of ``model`` by packed ones; how many were. Weights that nobody else holds are freed.
 
     A layer whose packed form computes something else stays as it is, and where the kernels fail all do: with one
     warning, and the same results.
+
+    Args:
+        compile: for our own kernels, where a weight fits them.
     """
     count = 0
     names = [name for name, layer in model.named_modules(remove_duplicate=False) if type(layer) is nn.Linear]
     for name in names:
         linear: Any = model.get_submodule(name)
+        is_ours = compile and panels.fits(linear.weight)
+        if not is_ours and not has_linear_kernels():
+            continue
+        kind = PanelLinear if is_ours else OneDnnLinear
         try:
-            packed = PackedLinear(linear)
+            packed = kind(linear)
             is_same = _computes_the_same(packed, linear)
         except Exception as error:  # private operators of torch: they may refuse in any way
-            warnings.warn(f"Weights could not be packed for oneDNN, decoding will be slower: {error}", stacklevel=2)
+            warnings.warn(f"Weights could not be packed, decoding will be slower: {error}", stacklevel=2)
             return count
         if is_same:
             model.set_submodule(name, packed)

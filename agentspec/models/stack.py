@@ -94,7 +94,7 @@ class Stack(Fused):
         }
         products = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
         return all(type(module.get_submodule(name)) is kind for name, kind in kinds.items()) and all(
-            type(module.get_submodule(name)) in (nn.Linear, PackedLinear) for name in products
+            type(layer) is nn.Linear or isinstance(layer, PackedLinear) for layer in map(module.get_submodule, products)
         )
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,0 +1,166 @@
+"""The products of ``kernels.cpp``, compiled once by the C++ compiler of the machine and kept in the cache."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from agentspec.cache import expect_private, root
+from agentspec.errors import CacheError
+from agentspec.models.graphs import Compile
+
+_SOURCE = Path(__file__).with_name("kernels.cpp")
+_COMPILERS = ("c++", "g++", "clang++")
+_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp")
+_INSTRUCTIONS = {"AVX512": ("-mavx512f", "-mfma"), "AVX2": ("-mavx2", "-mfma")}  # by what torch says of the processor
+_PATIENCE_S = 120.0
+
+Product = Callable[[int, int, int, int, int, int, int], None]
+"""Addresses of weights, x and y, then rows of x, columns of x, columns of y, threads."""
+
+
+class KernelsMissingError(Exception):
+    """There are no kernels here; says why."""
+
+
+class Kernels:
+    """The compiled products.
+
+    Args:
+        library: of ``kernels.cpp``. It takes its threads from the OpenMP that torch has loaded, and so shares them.
+
+    Attributes:
+        panel_rows: rows of a weight that lie together.
+        version: tells these kernels from others.
+    """
+
+    def __init__(self, library: ctypes.CDLL, version: str) -> None:
+        self._library = library
+        self.panel_rows: int = library.panel_rows()
+        self.version = version
+
+    def product(self, name: str) -> Product:
+        """The product with weights of a format."""
+        function = getattr(self._library, name)
+        function.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 3 + [ctypes.c_int]
+        function.restype = None
+        made: Product = function
+        return made
+
+
+def kernels() -> Kernels:
+    """The kernels of this process; compiled where nobody has done so, which takes seconds.
+
+    Raises:
+        KernelsMissingError: without a C++ compiler, with one that fails, or on a processor they are not written for.
+    """
+    found = _kernels()
+    if isinstance(found, Kernels):
+        return found
+    raise KernelsMissingError(found)
+
+
+def compiles(wanted: Compile) -> bool:
+    """Whether products are to be compiled here: as wanted, or (``"auto"``) where there is a compiler.
+
+    One warning where that compiler fails; where there is none, who wants them in any case is told by ``recorder_for``.
+    """
+    if wanted is False:
+        return False
+    found = _kernels()
+    if isinstance(found, Kernels):
+        return True
+    if wanted == "auto" and sys.platform == "linux" and _compiler() is not None:
+        warnings.warn(
+            "Products could not be compiled, decoding will be slower (compile=False does without them, and without a "
+            f"warning); results are the same: {found}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return False
+
+
+@functools.cache
+def _kernels() -> Kernels | str:
+    """The kernels, or why there are none: nobody is told twice."""
+    try:
+        return _found()
+    except KernelsMissingError as error:
+        return str(error)
+    except (OSError, AttributeError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _found() -> Kernels:
+    compiler = _compiler()
+    if sys.platform != "linux" or compiler is None:
+        raise KernelsMissingError(f"there is no C++ compiler (looked for $CXX, {', '.join(_COMPILERS)}, on Linux)")
+    command = (compiler, *_FLAGS, *_instructions())
+    version = hashlib.sha256(b"\0".join([_SOURCE.read_bytes(), *map(str.encode, command)])).hexdigest()[:32]
+    return Kernels(_library(command, version), version)
+
+
+def _library(command: tuple[str, ...], version: str) -> ctypes.CDLL:
+    """The library that ``command`` makes, from the cache where it is there."""
+    try:
+        folder = root() / "kernels"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        expect_private(folder)
+        kept = folder / f"{version}.so"
+        if kept.is_file():
+            try:
+                return ctypes.CDLL(str(kept))
+            except OSError:  # half of one, or for another system: made anew
+                kept.unlink()
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            _build(command, Path(scratch)).replace(kept)
+        return ctypes.CDLL(str(kept))
+    except (OSError, CacheError):  # what cannot be kept is made for this process
+        with tempfile.TemporaryDirectory() as scratch:
+            return ctypes.CDLL(str(_build(command, Path(scratch))))
+
+
+def _build(command: tuple[str, ...], folder: Path) -> Path:
+    """The library, in ``folder``. It is linked without an OpenMP: torch's is there, and two would have two teams."""
+    compiled, linked = folder / "kernels.o", folder / "kernels.so"
+    steps: list[list[str | Path]] = [
+        [*command, "-c", _SOURCE, "-o", compiled],
+        [command[0], "-shared", compiled, "-o", linked],
+    ]
+    for step in steps:
+        try:
+            subprocess.run(step, check=True, capture_output=True, text=True, timeout=_PATIENCE_S)
+        except subprocess.CalledProcessError as error:
+            raise KernelsMissingError(f"{command[0]} failed: {error.stderr.strip()[-500:]}") from error
+        except subprocess.TimeoutExpired as error:
+            raise KernelsMissingError(f"{command[0]} took longer than {_PATIENCE_S:.0f} s") from error
+    return linked
+
+
+def _compiler() -> str | None:
+    if named := os.environ.get("CXX"):
+        return shutil.which(named)
+    return next((found for name in _COMPILERS if (found := shutil.which(name))), None)
+
+
+def _instructions() -> tuple[str, ...]:
+    capability = torch.backends.cpu.get_cpu_capability()
+    if platform.machine() in ("aarch64", "arm64"):
+        return ()
+    for name, flags in _INSTRUCTIONS.items():
+        if capability.startswith(name):
+            return flags
+    expected = " nor ".join(_INSTRUCTIONS)
+    raise KernelsMissingError(f"the processor has neither {expected} ({platform.machine()}, {capability})")

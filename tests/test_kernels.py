@@ -1,0 +1,232 @@
+"""Our own kernels: every number of a weight is found again, sums do not depend on what else is computed, and the rest
+does without what cannot be compiled."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import gguf
+import pytest
+import torch
+from tiny import llama
+from torch import Tensor
+
+from agentspec import CausalLM
+from agentspec.cache import CACHE_VARIABLE
+from agentspec.models import kernels as kernels_module
+from agentspec.models.kernels import KernelsMissingError, compiles, kernels
+from agentspec.models.packing import layouts
+from agentspec.models.panels import FORMATS, fits, laid_out, product
+
+needs_compiler = pytest.mark.skipif(not compiles("auto"), reason="there is no C++ compiler")
+GGUF = {"Q4_0": "int4", "Q4_1": "int4", "Q5_0": "int8", "Q8_0": "int8", "F16": "float16", "BF16": "bfloat16"}
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def weights(format: str) -> Tensor:
+    """``[70, 96]``, which is no whole number of panels, as a checkpoint of this format gives them."""
+    if format == "float32":
+        return normal(70, 96)
+    kind = next(kind for kind, found in GGUF.items() if found == format)
+    return as_gguf(normal(70, 96), kind)
+
+
+def as_gguf(weight: Tensor, kind: str) -> Tensor:
+    type_ = getattr(gguf.GGMLQuantizationType, kind)
+    return torch.tensor(gguf.dequantize(gguf.quantize(weight.numpy(), type_), type_))
+
+
+def multiplied(weight: Tensor, block: Tensor) -> Tensor:
+    return product(*laid_out(weight), None, len(weight))(block)
+
+
+@pytest.fixture
+def anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """A process that has no kernels yet, and its cache."""
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    kernels_module._kernels.cache_clear()
+    yield tmp_path / "cache" / "kernels"
+    kernels_module._kernels.cache_clear()
+
+
+@needs_compiler
+@pytest.mark.parametrize(("kind", "format"), GGUF.items())
+def test_what_was_quantised_is_held_in_as_few_bytes_and_found_again(kind: str, format: str) -> None:
+    weight = as_gguf(normal(70, 96), kind)
+    found, panels = laid_out(weight)
+    assert found == format
+    assert panels.nbytes <= {"int4": 0.75, "int8": 1.125, "float16": 2, "bfloat16": 2}[format] * 96 * 96
+    assert torch.equal(multiplied(weight, torch.eye(96)).T, weight)
+
+
+@needs_compiler
+def test_blocks_of_both_kinds_of_four_bits_are_held_together() -> None:
+    weight = torch.cat([as_gguf(normal(16, 64, seed=seed), kind) for seed, kind in enumerate(("Q4_0", "Q4_1"))])
+    assert laid_out(weight)[0] == "int4"
+    assert torch.equal(multiplied(weight, torch.eye(64)).T, weight)
+
+
+@needs_compiler
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("change", ["one bit", "not a number", "an infinity"])
+def test_a_number_that_a_format_lacks_is_held_by_another(format: str, change: str) -> None:
+    weight = weights(format)
+    if change == "one bit":
+        weight.view(torch.int32)[3, 5] ^= 1
+    else:
+        weight[3, 5] = float("nan" if change == "not a number" else "inf")
+    found, _ = laid_out(weight)
+    assert found != format or (format, change) in [
+        ("float32", change),
+        *(("bfloat16", other) for other in ("not a number", "an infinity")),
+    ]
+    block = torch.zeros(1, 96)
+    block[0, 5] = 1.0
+    column = multiplied(weight, block)[0]
+    assert torch.equal(column[:3], weight[:3, 5])
+    assert torch.equal(column[3:4], weight[3:4, 5]) or (change == "not a number" and column[3].isnan())
+
+
+@needs_compiler
+@pytest.mark.parametrize("scale", [1.0, 2.0**-20, 2.0**-30], ids=["normal", "subnormal", "zero"])
+def test_small_halves_are_found_again(scale: float) -> None:
+    weight = (normal(32, 32) * scale).half().float()
+    assert torch.equal(multiplied(weight, torch.eye(32)).T, weight)
+
+
+@needs_compiler
+@pytest.mark.parametrize("format", FORMATS)
+def test_products_are_as_close_as_torchs(format: str) -> None:
+    weight, block = weights(format), normal(9, 96, seed=1)
+    exact = block.double() @ weight.double().T
+    off = (multiplied(weight, block) - exact).abs().max()
+    assert off <= 4 * (block @ weight.T - exact).abs().max()
+
+
+@needs_compiler
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_row_is_the_same_bit_by_bit_whatever_else_is_computed(format: str) -> None:
+    weight, block = weights(format), normal(300, 96, seed=1)  # more than one slab
+    alone = torch.cat([multiplied(weight, row[None]) for row in block])
+    for count in (*range(1, 41), 255, 256, 257, 300):
+        assert torch.equal(multiplied(weight, block[:count]), alone[:count]), count
+
+
+@needs_compiler
+def test_blocks_of_any_shape_and_layout() -> None:
+    weight, block = weights("int4"), normal(96, 4, 2, seed=1)
+    expected = multiplied(weight, block.permute(2, 1, 0).contiguous())
+    assert torch.equal(multiplied(weight, block.permute(2, 1, 0)), expected)
+    assert expected.shape == (2, 4, 70)
+    assert multiplied(weight, torch.empty(0, 96)).shape == (0, 70)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "block", [torch.zeros(1, 96, dtype=torch.bfloat16), torch.zeros(1, 64), torch.zeros(1, 96, device="meta")], ids=str
+)
+def test_another_block_is_refused(block: Tensor) -> None:
+    with pytest.raises(TypeError, match=r"float32 \[\.\.\., 96\] on a CPU, got"):
+        multiplied(weights("int4"), block)
+
+
+def test_what_fits() -> None:
+    assert fits(torch.zeros(3, 64))
+    assert not fits(torch.zeros(3, 48))
+    assert not fits(torch.zeros(3, 64, dtype=torch.bfloat16))
+    assert not fits(torch.zeros(3, 64, device="meta"))
+
+
+@needs_compiler
+@pytest.mark.parametrize("capability", ["avx2", "default"])
+def test_other_processors(capability: str) -> None:
+    """Shorter vectors and fewer registers, or no kernels at all."""
+    script = (
+        "import torch, test_kernels as t\n"
+        "from agentspec.models.kernels import compiles\n"
+        "from agentspec.models.panels import FORMATS\n"
+        "assert compiles('auto') == (torch.backends.cpu.get_cpu_capability() == 'AVX2')\n"
+        "for format in FORMATS if compiles('auto') else ():\n"
+        "    weight = t.weights(format)\n"
+        "    assert torch.equal(t.multiplied(weight, torch.eye(96)).T, weight)\n"
+        "    t.test_a_row_is_the_same_bit_by_bit_whatever_else_is_computed(format)\n"
+    )
+    environment = {**os.environ, "ATEN_CPU_CAPABILITY": capability, "PYTHONWARNINGS": ""}
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).parent, env=environment)
+
+
+@needs_compiler
+def test_they_are_compiled_once(anew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    version = kernels().version
+    assert [path.name for path in anew.iterdir()] == [f"{version}.so"]
+    assert anew.stat().st_mode & 0o077 == 0
+    kernels_module._kernels.cache_clear()
+    monkeypatch.setattr(kernels_module, "_build", None)
+    assert kernels().version == version
+
+
+@needs_compiler
+def test_a_broken_library_is_made_anew(anew: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    kept = tmp_path / "other" / "kernels" / f"{kernels().version}.so"
+    kept.parent.mkdir(parents=True, mode=0o700)
+    kept.write_bytes(b"no library")
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "other"))
+    kernels_module._kernels.cache_clear()
+    assert kernels().panel_rows > 0
+    assert kept.stat().st_size > 1000
+
+
+@needs_compiler
+@pytest.mark.parametrize("obstacle", ["open to others", "a file"])
+def test_what_cannot_be_kept_is_made_for_the_process(obstacle: str, anew: Path) -> None:
+    anew.parent.mkdir()
+    if obstacle == "a file":
+        anew.write_text("in the way")
+    else:
+        anew.mkdir()
+        anew.chmod(0o777)
+    assert kernels().panel_rows > 0
+    assert anew.is_file() or not list(anew.iterdir())
+
+
+@needs_compiler
+def test_a_compiler_that_fails_costs_a_warning_and_nothing_else(
+    anew: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compiler = tmp_path / "c++"
+    compiler.write_text("#!/bin/sh\necho the disk is full >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    llama().save_pretrained(tmp_path / "model")
+    with pytest.warns(RuntimeWarning, match=r"could not be compiled.*the disk is full") as warned:
+        lm = CausalLM.from_pretrained(tmp_path / "model", device="cpu")
+    assert len(warned) == 1
+    assert layouts(lm.model).keys() <= {"oneDNN"}
+    with pytest.warns(RuntimeWarning, match="nothing to do it with") as warned:
+        CausalLM.from_pretrained(tmp_path / "model", device="cpu", compile=True)
+    assert len(warned) == 1
+    expected = CausalLM.from_pretrained(tmp_path / "model", device="cpu", compile=False)
+    assert torch.equal(lm.next_logits([[1, 2, 3]], [3]), expected.next_logits([[1, 2, 3]], [3]))
+
+
+def test_without_a_compiler_nobody_is_told(anew: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    llama().save_pretrained(tmp_path / "model")
+    CausalLM.from_pretrained(tmp_path / "model", device="cpu")
+    with pytest.raises(KernelsMissingError, match="no C\\+\\+ compiler"):
+        kernels()
+
+
+@needs_compiler
+@pytest.mark.parametrize("compile", ["auto", True, False])
+def test_models_are_compiled_as_they_are_loaded(compile: bool, tmp_path: Path) -> None:
+    llama().bfloat16().save_pretrained(tmp_path)
+    lm = CausalLM.from_pretrained(tmp_path, device="cpu", compile=compile)
+    assert ("bfloat16" in layouts(lm.model)) == bool(compile)

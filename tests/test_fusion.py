@@ -30,9 +30,9 @@ from agentspec.models.fusion import (
     joined,
     record_calls,
 )
-from agentspec.models.kernels import compiles
-from agentspec.models.packing import layouts, pack_linears
+from agentspec.models.packing import layouts
 from agentspec.models.stack import Stack, _stacked, stack_layers
+from agentspec.models.tuning import tune
 
 # Of each architecture: norms, feed-forward blocks, attentions, loops. Norms of queries and keys are parts of attention.
 FOUND = {
@@ -82,9 +82,7 @@ def test_a_fused_model_computes_the_same_on_a_random_walk(name: str, is_captured
 @pytest.mark.parametrize("name", ["llama", "qwen3_mixed", "gemma3", "granite"])
 def test_a_model_that_is_fused_packed_and_stacked_computes_the_same(name: str, compile: bool) -> None:
     model = ARCHITECTURES[name]()
-    fuse_modules(model)
-    pack_linears(model, compile and compiles("auto"))
-    stack_layers(model)
+    tune(model, fuse=True, pack=None, compile="auto" if compile else False)
     assert found(model) == FOUND[name]
     walk(CausalLM(model, rows=3), ARCHITECTURES[name](), seed=5, steps=20)
 

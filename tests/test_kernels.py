@@ -8,19 +8,25 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import gguf
 import pytest
 import torch
-from tiny import llama
+from test_causal_lm import walk
+from tiny import VOCABULARY, llama, mistral, qwen3
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from agentspec import CausalLM
 from agentspec.cache import CACHE_VARIABLE
+from agentspec.models import attention as attention_module
 from agentspec.models import kernels as kernels_module
 from agentspec.models.kernels import KernelsMissingError, compiles, kernels
 from agentspec.models.packing import layouts
 from agentspec.models.panels import FORMATS, fits, laid_out, product
+from agentspec.models.tuning import tune
 
 needs_compiler = pytest.mark.skipif(not compiles("auto"), reason="there is no C++ compiler")
 GGUF = {"Q4_0": "int4", "Q4_1": "int4", "Q5_0": "int8", "Q8_0": "int8", "F16": "float16", "BF16": "bfloat16"}
@@ -113,10 +119,10 @@ def test_products_are_as_close_as_torchs(format: str) -> None:
 @needs_compiler
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_row_is_the_same_bit_by_bit_whatever_else_is_computed(format: str) -> None:
-    weight, block = weights(format), normal(300, 96, seed=1)  # more than one slab
-    alone = torch.cat([multiplied(weight, row[None]) for row in block])
+    multiply, block = product(*laid_out(weights(format)), None, 70), normal(300, 96, seed=1)  # more than one slab
+    alone = torch.cat([multiply(row[None]) for row in block])
     for count in (*range(1, 41), 255, 256, 257, 300):
-        assert torch.equal(multiplied(weight, block[:count]), alone[:count]), count
+        assert torch.equal(multiply(block[:count]), alone[:count]), count
 
 
 @needs_compiler
@@ -135,6 +141,111 @@ def test_blocks_of_any_shape_and_layout() -> None:
 def test_another_block_is_refused(block: Tensor) -> None:
     with pytest.raises(TypeError, match=r"float32 \[\.\.\., 96\] on a CPU, got"):
         multiplied(weights("int4"), block)
+
+
+def attended(
+    width: int, live: int, *, heads: int = 6, kv_heads: int = 2, dim: int = 64, window: int | None = None
+) -> Any:
+    """Queries, keys, values and a mask for the last ``width`` of ``live`` positions, as a cache hands them out."""
+    query = normal(2, width, heads, dim, seed=1).transpose(1, 2) * 3
+    key, value = (normal(2, kv_heads, live + 7, dim, seed=seed)[:, :, :live] for seed in (2, 3))
+    positions, slots = torch.arange(live - width, live)[:, None], torch.arange(live)
+    hidden = slots > positions
+    if window is not None:
+        hidden |= slots <= positions - window
+    mask = torch.zeros(width, live).masked_fill_(hidden, torch.finfo(torch.float32).min)
+    return query, key, value, mask.expand(2, 1, width, live)
+
+
+@needs_compiler
+@pytest.mark.parametrize("sizes", [{}, {"dim": 32, "kv_heads": 6}, {"dim": 96, "heads": 7, "kv_heads": 1}], ids=str)
+@pytest.mark.parametrize(("width", "live", "window"), [(1, 1, None), (1, 700, None), (5, 300, 40), (130, 513, None)])
+def test_attention_is_as_close_as_torchs(sizes: dict[str, int], width: int, live: int, window: int | None) -> None:
+    query, key, value, mask = attended(width, live, window=window, **sizes)
+    options: Any = {"scale": 0.2, "enable_gqa": True}
+    exact = scaled_dot_product_attention(query.double(), key.double(), value.double(), mask.double(), **options)
+    off = (scaled_dot_product_attention(query, key, value, mask, **options) - exact).abs().max()
+    found = kernels().attention(query, key, value, mask, 0.2)
+    assert found.shape == (2, width, query.shape[1], query.shape[3])
+    assert (found.transpose(1, 2) - exact).abs().max() <= 4 * off + 1e-7
+
+
+@needs_compiler
+def test_a_position_attends_the_same_bit_by_bit_whatever_else_is_computed() -> None:
+    query, key, value, mask = attended(130, 513)
+    together = kernels().attention(query, key, value, mask, 0.125)
+    for position in range(130):
+        seen = 513 - 130 + position + 1
+        one = query[1:, :, position, None], key[1:, :, :seen], value[1:, :, :seen], torch.zeros(1, 1, 1, seen)
+        assert torch.equal(kernels().attention(*one, 0.125), together[1:, position, None])
+
+
+@needs_compiler
+@pytest.mark.parametrize("hiding", [float("-inf"), torch.finfo(torch.float32).min], ids=["infinite", "finite"])
+def test_keys_that_are_hidden_count_for_nothing(hiding: float) -> None:
+    query, key, value, _ = attended(3, 600)
+    mask = torch.full((1, 1, 3, 600), hiding)
+    mask[..., 5] = 0.0
+    found = kernels().attention(query, key, value, mask, 0.125)
+    assert torch.equal(found, value[:, :, 5].repeat_interleave(3, 1)[:, None].expand(-1, 3, -1, -1))
+
+
+@needs_compiler
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_attention_does_not_depend_on_threads(threads: int) -> None:
+    arguments = *attended(70, 600), 0.125
+    expected, before = kernels().attention(*arguments), torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        assert torch.equal(kernels().attention(*arguments), expected)
+    finally:
+        torch.set_num_threads(before)
+
+
+@needs_compiler
+@pytest.mark.parametrize("change", ["no mask", "float64", "heads of 48", "a mask by head", "scattered numbers"])
+def test_attention_that_the_kernel_does_not_compute_is_torchs(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    query, key, value, mask = attended(3, 10, dim=48 if change == "heads of 48" else 64)
+    if change == "float64":
+        query, key, value, mask = (tensor.double() for tensor in (query, key, value, mask))
+    elif change == "a mask by head":
+        mask = mask.expand(2, 6, 3, 10)
+    elif change == "scattered numbers":
+        key = key.transpose(2, 3).contiguous().transpose(2, 3)
+    monkeypatch.setattr(attention_module, "kernels", None)
+    arguments = query, key, value, None if change == "no mask" else mask
+    module = SimpleNamespace(is_causal=True)
+    expected, _ = attention_module.grouped_sdpa(module, *arguments)
+    assert torch.equal(attention_module.compiled_sdpa(module, *arguments)[0], expected)
+
+
+def test_terms_that_the_kernel_lacks_are_refused() -> None:
+    with pytest.raises(ValueError, match="does not compute softcap"):
+        attention_module.compiled_sdpa(None, *attended(3, 10), softcap=30.0)
+
+
+@needs_compiler
+@pytest.mark.parametrize("fuse", [True, False])
+@pytest.mark.parametrize("make", [llama, qwen3, mistral])
+def test_a_compiled_model_computes_the_same_on_a_random_walk(make: Any, fuse: bool) -> None:
+    model = make(head_dim=32)
+    tune(model, fuse=fuse, pack=None, compile=True)
+    assert model.config._attn_implementation == attention_module.COMPILED_SDPA
+    walk(CausalLM(model, rows=3, prefill_chunk=16), make(head_dim=32), seed=7, steps=40)
+
+
+@needs_compiler
+def test_a_compiled_model_scores_a_token_the_same_bit_by_bit_whatever_else_is_computed() -> None:
+    model = llama(head_dim=32, intermediate_size=64)
+    tune(model, fuse=True, pack=None, compile=True)
+    lm, context = CausalLM(model, rows=4), [i * 7 % VOCABULARY for i in range(60)]
+    together = lm.next_logits([context], [60])[0]
+    for row in lm.kv.rows:
+        row.tokens.clear()
+    for end in range(1, 61):
+        others = [[end, 2, 3], context[:end], [5]][: 1 + 2 * (end % 2)] if end % 2 else [context[:end]]
+        found = lm.next_logits(others, [1] * len(others))
+        assert torch.equal(found[others.index(context[:end]), 0], together[end - 1]), end
 
 
 def test_what_fits() -> None:
@@ -157,6 +268,9 @@ def test_other_processors(capability: str) -> None:
         "    weight = t.weights(format)\n"
         "    assert torch.equal(t.multiplied(weight, torch.eye(96)).T, weight)\n"
         "    t.test_a_row_is_the_same_bit_by_bit_whatever_else_is_computed(format)\n"
+        "if compiles('auto'):\n"
+        "    t.test_a_position_attends_the_same_bit_by_bit_whatever_else_is_computed()\n"
+        "    t.test_attention_is_as_close_as_torchs({}, 5, 300, 40)\n"
     )
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": capability, "PYTHONWARNINGS": ""}
     subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).parent, env=environment)

@@ -14,10 +14,14 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from agentspec.errors import ModelLoadError
+from agentspec.models.kernels import BLOCK, kernels
 from agentspec.models.packing import has_linear_kernels, multiply
 
 GROUPED_SDPA = "agentspec_sdpa"
 """Name under which ``grouped_sdpa`` is registered with transformers."""
+
+COMPILED_SDPA = "agentspec_compiled_sdpa"
+"""Name under which ``compiled_sdpa`` is registered."""
 
 EAGER = "eager"
 """Every model's own definition of its attention, in plain tensor operations."""
@@ -49,8 +53,7 @@ def grouped_sdpa(
 
     Returns ``[B, F, H, D_v]`` and no weights. Raises ``ValueError`` for terms that it does not compute.
     """
-    if unknown := [name for name in ("softcap", "position_bias", "s_aux") if options.get(name) is not None]:
-        raise ValueError(f"{GROUPED_SDPA} does not compute {', '.join(unknown)}; use the model's eager attention")
+    _expect_known(options)
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if attention_mask is None:
         mixed = scaled_dot_product_attention(
@@ -70,6 +73,11 @@ def grouped_sdpa(
     else:
         mixed = _sdpa(query, key, value, attention_mask, dropout, scaling)
     return mixed.transpose(1, 2).contiguous(), None
+
+
+def _expect_known(options: Mapping[str, Any]) -> None:
+    if unknown := [name for name in ("softcap", "position_bias", "s_aux") if options.get(name) is not None]:
+        raise ValueError(f"{GROUPED_SDPA} does not compute {', '.join(unknown)}; use the model's eager attention")
 
 
 def _sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout: float, scaling: float | None) -> Tensor:
@@ -139,16 +147,54 @@ def _stepwise_sdpa(
     return torch.cat(parts, dim=1).transpose(1, 2)
 
 
-AttentionInterface.register(GROUPED_SDPA, grouped_sdpa)
-# Only plain transformers calls on the same module build a mask from this; a CausalLM passes finished ones.
-AttentionMaskInterface.register(GROUPED_SDPA, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+def compiled_sdpa(
+    module: Any,
+    query: Tensor,  # [B, H, F, D]
+    key: Tensor,  # [B, H_kv, L, D]
+    value: Tensor,  # [B, H_kv, L, D_v]
+    attention_mask: Tensor | None,  # [B, 1, F, L]
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """The same by a kernel of our own, where that computes what is asked for: a position's result does not depend on
+    how many others are computed with it, nor on keys that its mask hides.
+    """
+    known = [query, key, value]
+    if attention_mask is not None:
+        known.append(attention_mask)
+    is_plain = all(t.dtype == torch.float32 and t.is_cpu and t.stride(-1) == 1 for t in known)
+    has_whole_blocks = query.shape[-1] == value.shape[-1] and query.shape[-1] % BLOCK == 0
+    if attention_mask is None or attention_mask.shape[1] != 1 or not is_plain or not has_whole_blocks or dropout:
+        return grouped_sdpa(module, query, key, value, attention_mask, dropout, scaling, **options)
+    _expect_known(options)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return kernels().attention(query, key, value, attention_mask, scale), None
+
+
+SDPA = {GROUPED_SDPA: grouped_sdpa, COMPILED_SDPA: compiled_sdpa}
+"""Our own attention functions by name."""
+
+for _name, _function in SDPA.items():
+    AttentionInterface.register(_name, _function)
+    # Only plain transformers calls on the same module build a mask from this; a CausalLM passes finished ones.
+    AttentionMaskInterface.register(_name, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
 
 
 def preferred_attention(model: PreTrainedModel) -> str:
-    """``GROUPED_SDPA`` where sdpa computes what ``model`` asks for and nobody chose otherwise, else "eager"."""
+    """A name of ``SDPA`` where sdpa computes what ``model`` asks for and nobody chose otherwise, else "eager"."""
     softcapped = getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None
     able = bool(getattr(model, "_supports_sdpa", False)) and not softcapped
-    return GROUPED_SDPA if able and model.config._attn_implementation != EAGER else EAGER
+    chosen = model.config._attn_implementation
+    if not able or chosen == EAGER:
+        return EAGER
+    return COMPILED_SDPA if chosen == COMPILED_SDPA else GROUPED_SDPA
+
+
+def compile_attention(model: PreTrainedModel) -> None:
+    """Let ``model`` use ``compiled_sdpa``, where it can use ``grouped_sdpa``."""
+    if preferred_attention(model) == GROUPED_SDPA:
+        set_attention(model, COMPILED_SDPA)
 
 
 def set_attention(model: PreTrainedModel, implementation: str) -> None:

@@ -14,13 +14,12 @@ from transformers import PreTrainedModel
 from agentspec.errors import ContextOverflowError, InvalidRequestError, ModelLoadError, expect_option
 from agentspec.models.attention import EAGER, narrow_window, preferred_attention, set_attention
 from agentspec.models.forward import SHORT_FEED, Feed, Forward
-from agentspec.models.fusion import fuse_modules, fused_modules
+from agentspec.models.fusion import fused_modules
 from agentspec.models.graphs import COMPILE_OPTIONS, ROUNDING, Compile, recorder_for
-from agentspec.models.kernels import compiles
 from agentspec.models.kv_cache import RaggedKV
 from agentspec.models.loading import forward_keywords, load_module, longest_context, parse_dtype, usable_device
-from agentspec.models.packing import compiled_by, layouts, pack_linears, packs
-from agentspec.models.stack import stack_layers
+from agentspec.models.packing import compiled_by, layouts
+from agentspec.models.tuning import tune
 from agentspec.threads import apart
 
 _CPU_BUDGET_BYTES = 4 << 30
@@ -114,15 +113,7 @@ class CausalLM:
         )
         torch.nn.Module.to(model, target)
         forward_keywords(model)  # refuses what cannot be served, before anything is made of it
-        if fuse:
-            fuse_modules(model)
-        has_kernels = target.type == "cpu" and model.dtype == torch.float32 and pack is not False and compiles(compile)
-        if packs(pack, model, has_kernels):
-            pack_linears(model, has_kernels)
-        if fuse:
-            stack_layers(model)
-            if target.type == "cuda":
-                torch.cuda.empty_cache()  # of weights that were fused, before what is free is shared out
+        tune(model, fuse=fuse, pack=pack, compile=compile)
         return cls(
             model,
             rows=rows,

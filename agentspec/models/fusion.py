@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from agentspec.models.attention import EAGER, GROUPED_SDPA, grouped_sdpa, preferred_attention, set_attention
+from agentspec.models.attention import EAGER, SDPA, grouped_sdpa, preferred_attention, set_attention
 from agentspec.models.graphs import ROUNDING
 from agentspec.models.loading import CACHE_KEYWORDS, longest_context
 
@@ -129,6 +129,7 @@ class Heads:
     is_causal: bool
     norm_weight: Tensor | None  # [query_heads + kv_heads, 1, dim]
     norm_eps: float
+    attention: Callable[..., tuple[Tensor, None]] = grouped_sdpa
 
 
 class FusedAttention(Fused):
@@ -166,7 +167,18 @@ class FusedAttention(Fused):
             )
             weight, eps = weight[:, None], norms[0].eps
         is_causal = getattr(module, "is_causal", True)
-        heads = Heads(query_heads, kv_heads, module.head_dim, module.scaling, module.layer_idx, is_causal, weight, eps)
+        attention = SDPA.get(module.config._attn_implementation, grouped_sdpa)
+        heads = Heads(
+            query_heads,
+            kv_heads,
+            module.head_dim,
+            module.scaling,
+            module.layer_idx,
+            is_causal,
+            weight,
+            eps,
+            attention,
+        )
         return cls(joined(module.q_proj, module.k_proj, module.v_proj), module.o_proj, heads)
 
     def forward(
@@ -206,7 +218,7 @@ def attend(
     query, key = rotated[:, : heads.query_heads], rotated[:, heads.query_heads :]
     if cache is not None:
         key, value = cache.update(key, value, heads.layer)
-    mixed, _ = grouped_sdpa(heads, query, key, value, mask, scaling=heads.scaling)
+    mixed, _ = heads.attention(heads, query, key, value, mask, scaling=heads.scaling)
     return out(mixed.reshape(batch, width, -1))
 
 
@@ -247,7 +259,7 @@ def fuse_modules(model: PreTrainedModel) -> int:
     Whatever is written or computed otherwise stays as it is. Weights that nobody else holds are freed one by one.
     """
     kinds: list[_Kind] = [FusedNorm, FusedMLP]
-    if preferred_attention(model) == GROUPED_SDPA:
+    if preferred_attention(model) in SDPA:
         kinds.append(FusedAttention)  # last: norms of queries and keys are parts of it
     fitting = [(kind, name) for kind in kinds for name, module in model.named_modules() if kind.fits(module)]
     before = model.config._attn_implementation

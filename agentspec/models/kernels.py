@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from agentspec.cache import expect_private, root
 from agentspec.errors import CacheError
@@ -27,8 +28,14 @@ _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp")
 _INSTRUCTIONS = {"AVX512": ("-mavx512f", "-mfma"), "AVX2": ("-mavx2", "-mfma")}  # by what torch says of the processor
 _PATIENCE_S = 120.0
 
+BLOCK = 32
+"""Columns of a weight that share scales; an attention head has a multiple of it."""
+
 Product = Callable[[int, int, int, int, int, int, int], None]
 """Addresses of weights, x and y, then rows of x, columns of x, columns of y, threads."""
+
+
+_Sizes = ctypes.c_int64 * 17  # of kernels.cpp's Attention
 
 
 class KernelsMissingError(Exception):
@@ -48,6 +55,14 @@ class Kernels:
 
     def __init__(self, library: ctypes.CDLL, version: str) -> None:
         self._library = library
+        self._attention = library.attention
+        self._attention.argtypes = [
+            *[ctypes.c_void_p] * 5,
+            ctypes.POINTER(ctypes.c_int64),
+            ctypes.c_float,
+            ctypes.c_int,
+        ]
+        self._attention.restype = None
         self.panel_rows: int = library.panel_rows()
         self.version = version
 
@@ -58,6 +73,24 @@ class Kernels:
         function.restype = None
         made: Product = function
         return made
+
+    def attention(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
+        """``softmax(scale query key^T + mask) value``, float32 on a CPU: ``[B, F, H, D]``.
+
+        ``query`` is ``[B, H, F, D]``, ``key`` and ``value`` are ``[B, H_kv, L, D]``, ``mask`` is ``[B, 1, F, L]``; the
+        numbers of their last dimensions lie together.
+        """
+        batch, heads, width, dim = query.shape
+        kv_heads, live = key.shape[1:3]
+        mask = mask.expand(batch, 1, width, live)
+        strides = *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], mask.stride(0), mask.stride(2)
+        sizes = _Sizes(batch, heads, kv_heads, width, live, dim, *strides)
+        out = query.new_empty(batch, width, heads, dim)
+        self._attention(
+            query.data_ptr(), key.data_ptr(), value.data_ptr(), mask.data_ptr(), out.data_ptr(), sizes, scale,
+            torch.get_num_threads(),
+        )  # fmt: skip
+        return out
 
 
 def kernels() -> Kernels:

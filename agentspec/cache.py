@@ -10,7 +10,6 @@ A cache costs time where it fails, never a result: what cannot be read is a miss
 from __future__ import annotations
 
 import hashlib
-import os
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -20,9 +19,8 @@ from typing import Any, NoReturn, TypeVar
 import diskcache
 from diskcache.core import DEFAULT_SETTINGS, METADATA, MODE_RAW
 
-from agentspec.errors import CacheError
+from agentspec.folders import expect_private, root
 
-CACHE_VARIABLE = "AGENTSPEC_CACHE"
 SIZE_LIMIT = 2**30  # bytes; what was stored first goes first
 WAIT_SECONDS = 1.0  # for a lock of another process; longer than that, computing again is as good
 
@@ -30,13 +28,6 @@ _FRAME = b"agentspec cache 1\n"
 _DIGEST_SIZE = hashlib.sha256().digest_size
 
 T = TypeVar("T")
-
-
-def root() -> Path:
-    """The folder of everything that agentspec keeps: ``$AGENTSPEC_CACHE``, or ``agentspec`` in the user's cache."""
-    if named := os.environ.get(CACHE_VARIABLE):
-        return Path(named).expanduser().resolve()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentspec"
 
 
 class DiskCache:
@@ -144,19 +135,6 @@ class _BytesDisk(diskcache.Disk):  # type: ignore[misc]  # diskcache has no type
 
 def _refuse(what: str, kind: type) -> NoReturn:
     raise _ForeignRowError(f"Expected a text key and a value of bytes inside the database, got a {what} of {kind}.")
-
-
-def expect_private(folder: Path) -> None:
-    """Raise ``CacheError`` for a folder that is not the user's, or that others may enter."""
-    found = folder.stat()
-    if not hasattr(os, "getuid"):  # no owners and modes to look at
-        return
-    if found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise CacheError(
-            f"The cache folder {folder} must belong to the user alone (mode 0700): it belongs to uid {found.st_uid} "
-            f"and has mode {found.st_mode & 0o777:04o}. Say `chmod 700` on it if it is yours and you trust what is in "
-            f"it, or set {CACHE_VARIABLE} to another folder."
-        )
 
 
 def _expect_usable(folder: Path) -> None:

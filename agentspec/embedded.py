@@ -34,8 +34,8 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from agentspec.cache import CACHE_VARIABLE, root
 from agentspec.errors import ModelLoadError
+from agentspec.folders import CACHE_VARIABLE, root
 from agentspec.models.causal_lm import CausalLM
 
 MODEL = "SmolLM2-135M-Instruct"

@@ -41,7 +41,7 @@ class PairSpec:
         device: None for CUDA where there is one.
         dtype: None for float32 on CPU and bfloat16 elsewhere.
         revision: of the target on the hub.
-        compile: whether passes are captured as CUDA graphs; "auto" where there is CUDA.
+        compile: whether CUDA graphs are captured, and kernels compiled on a CPU; "auto" where that can be done.
     """
 
     model: str = EMBEDDED

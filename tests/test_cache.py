@@ -15,8 +15,9 @@ import diskcache
 import pytest
 
 from agentspec import cache as module
-from agentspec.cache import CACHE_VARIABLE, DiskCache, root
+from agentspec.cache import DiskCache
 from agentspec.errors import AgentSpecError, CacheError
+from agentspec.folders import CACHE_VARIABLE, root
 
 
 @pytest.fixture

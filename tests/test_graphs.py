@@ -269,14 +269,17 @@ def test_compile_is_auto_true_or_false() -> None:
             recorder_for("auto", CPU) is recorder_for(False, CPU) is recorder_for(False, torch.device("cuda")) is None
         )
     assert recorder_for("auto", torch.device("cuda")) is not None
-    with pytest.warns(RuntimeWarning, match="captures CUDA graphs, and this model is on cpu"):
+    with pytest.warns(RuntimeWarning, match="On this cpu there was nothing to compile"):
         assert recorder_for(True, CPU) is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert recorder_for(True, CPU, is_compiled=True) is None
     with pytest.raises(ValueError, match="compile must be one of 'auto', True, False, got 'yes'"):
         CausalLM(llama(), compile="yes")  # type: ignore[arg-type]
 
 
 def test_compile_true_on_a_cpu_warns_and_computes_the_same() -> None:
-    with pytest.warns(RuntimeWarning, match="with the same results"):
+    with pytest.warns(RuntimeWarning, match="results are the same"):
         lm = CausalLM(llama(), compile=True)
     ask(lm, llama(), [[1, 2, 3]], [2])
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from agentspec import CausalLM
-from agentspec.cache import CACHE_VARIABLE
+from agentspec.folders import CACHE_VARIABLE
 from agentspec.models import attention as attention_module
 from agentspec.models import kernels as kernels_module
 from agentspec.models.kernels import KernelsMissingError, compiles, kernels

@@ -14,7 +14,8 @@ from torch import Tensor
 import agentspec.models.kv_cache
 from agentspec import CausalLM
 from agentspec.errors import InvalidRequestError
-from agentspec.models.kv_cache import SHORT_TAIL, Block, RaggedKV, _zeros
+from agentspec.models.kv_cache import SHORT_TAIL, Block, RaggedKV
+from agentspec.models.kv_memory import zeros
 
 HEADS, DIM, LAYERS = 2, 4, 2
 SLOT_BYTES = LAYERS * 2 * HEADS * DIM * 4
@@ -145,6 +146,17 @@ def test_capacity_doubles_and_keeps_what_is_there() -> None:
     assert kv.longest_prefix(context)[1] == 250
 
 
+def test_within_a_budget_all_that_costs_no_row_is_laid_out_at_once() -> None:
+    kv = cache(rows=2, max_slots=1000, budget_bytes=2 * 700 * SLOT_BYTES)
+    read(kv, [1, 2, 3])
+    assert (len(kv.rows), kv.capacity) == (2, 700)
+    before = kv.layout
+    read(kv, list(range(690)))
+    assert kv.layout == before
+    read(kv, list(range(710)))
+    assert (len(kv.rows), kv.capacity) == (1, 768)
+
+
 def test_a_budget_takes_rows_from_the_longest_idle_and_gives_them_back() -> None:
     kv = cache(rows=4, budget_bytes=4 * 256 * SLOT_BYTES)
     for base in range(4):
@@ -176,7 +188,7 @@ def test_running_out_of_memory_while_growing_leaves_an_empty_usable_cache(monkey
         return like.new_zeros(shape)
 
     with monkeypatch.context() as patch:
-        patch.setattr(agentspec.models.kv_cache, "_zeros", exhausted)
+        patch.setattr(agentspec.models.kv_cache, "zeros", exhausted)
         with pytest.raises(torch.OutOfMemoryError):
             kv.reserve(1, 300)
     assert kv.longest_prefix([1, 2, 3])[1] == 0
@@ -190,11 +202,11 @@ def test_memory_is_taken_as_it_is_written(dtype: torch.dtype) -> None:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     before = resident()
-    zeros = _zeros(torch.empty(0, dtype=dtype), 8, 4, 1 << 13, 512)  # 256 MiB or 512
-    zeros[1, :, :9] = 1
+    found = zeros(torch.empty(0, dtype=dtype), 8, 4, 1 << 13, 512)  # 256 MiB or 512
+    found[1, :, :9] = 1
     assert resident() - before < 64 << 20
-    assert zeros.dtype == dtype
-    assert zeros[1, :, :10].sum(1).eq(9).all()
+    assert found.dtype == dtype
+    assert found[1, :, :10].sum(1).eq(9).all()
 
 
 def test_integrity_names_what_is_wrong() -> None:

@@ -14,13 +14,14 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from agentspec import CausalLM, Grammar, GrammarError
-from agentspec.cache import CACHE_VARIABLE, DiskCache
+from agentspec.cache import DiskCache
 from agentspec.constraints.outlines import Compiler
 from agentspec.constraints.outlines import automaton as automata
 from agentspec.constraints.outlines.automaton import Automaton, build
 from agentspec.constraints.outlines.text import literal
 from agentspec.constraints.outlines.vocabulary import TokenTrie
 from agentspec.errors import TokenizerError
+from agentspec.folders import CACHE_VARIABLE
 from agentspec.tokens import token_bytes
 
 FIRST = 1

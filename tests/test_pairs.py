@@ -14,6 +14,8 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from agentspec import CausalLM, IncompatiblePairError, ModelLoadError, Request, SamplingParams, TranslatedModel
+from agentspec.models.kernels import compiles
+from agentspec.models.packing import compiled_by
 from agentspec.pairs import PairSpec, load_engine, shared_engine, translate
 from langchain_agentspec import ChatAgentSpec
 
@@ -127,14 +129,14 @@ def test_engines_are_shared_by_what_makes_them_the_same(tmp_path: Path) -> None:
     shared_engine(spec).close()
 
 
-def test_what_is_captured_tells_engines_apart_and_is_handed_to_the_model(tmp_path: Path) -> None:
+def test_what_is_compiled_tells_engines_apart_and_is_handed_to_the_model(tmp_path: Path) -> None:
     name = save(tmp_path, head=16)
     engine = shared_engine(PairSpec(name, device="cpu"))
     other = shared_engine(PairSpec(name, device="cpu", compile=False))
     assert other is not engine
-    engine.close()
-    other.close()
-    with pytest.warns(RuntimeWarning, match="compile=True captures CUDA graphs, and this model is on cpu"):
-        load_engine(PairSpec(name, device="cpu", compile=True)).close()
+    for found, is_compiled in ((engine, compiles("auto")), (other, False)):
+        assert isinstance(found.decoder.target, CausalLM)
+        assert (compiled_by(found.decoder.target.model) is not None) == is_compiled
+        found.close()
     models = [ChatAgentSpec(model=name, device="cpu", compile=told) for told in ("auto", False)]
     assert models[0].identity() != models[1].identity()

@@ -20,6 +20,7 @@ STOREYS = [
         "agentspec.detokenizer",
         "agentspec.tokens",
         "agentspec.stats",
+        "agentspec.folders",
         "agentspec.cache",
         "agentspec.threads",
         "agentspec.device",

@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 from agentspec import embedded
-from agentspec.cache import CACHE_VARIABLE, root
+from agentspec.folders import CACHE_VARIABLE, root
 
 DISTRIBUTION = "langchain-agentspec"
 PACKAGES = ("torch", "transformers", "langchain-core", "llguidance", "outlines-core")

@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from agentspec.cache import expect_private, root
 from agentspec.errors import CacheError
+from agentspec.folders import expect_private, root
 from agentspec.models.graphs import Compile
 
 _SOURCE = Path(__file__).with_name("kernels.cpp")

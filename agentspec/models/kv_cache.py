@@ -7,18 +7,17 @@ say what its slots mean, and slots behind them mean nothing.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
 from agentspec.errors import InvalidRequestError
+from agentspec.models.kv_memory import Memory, zeros
 from agentspec.tokens import common_prefix
 
 SHORT_TAIL = 64
@@ -65,28 +64,6 @@ class _Writing:
     block: Block
     rows: Tensor  # [B]
     slots: Tensor  # [B, width]
-
-
-@dataclass(frozen=True)
-class Memory:
-    """The bounds of a KV cache.
-
-    Args:
-        rows: contexts that are kept at most.
-        tokens: the most tokens of each, if all rows are to be as long; fewer rows may be longer.
-        token_bytes: K and V of a token over all layers.
-        budget_bytes: the bound on all of them; None for none.
-    """
-
-    rows: int
-    tokens: int
-    token_bytes: int
-    budget_bytes: int | None
-
-    def __str__(self) -> str:
-        """In words."""
-        budget = "no bound" if self.budget_bytes is None else f"at most {self.budget_bytes / 2**20:,.0f} MiB"
-        return f"{self.rows} rows of {self.tokens:,} tokens, {self.token_bytes:,} bytes a token, {budget}"
 
 
 class RaggedKV(Cache):
@@ -193,12 +170,14 @@ class RaggedKV(Cache):
     def reserve(self, rows: int, slots: int) -> int:
         """Make room for ``rows`` rows of ``slots`` tokens as far as the budget goes; returns how many rows there are.
 
-        Capacity doubles while that costs no row, and follows the need closely where it does; the rows used longest
-        ago are evicted. Raises ``InvalidRequestError`` when not even one row fits the budget.
+        Capacity grows while that costs no row (to all that the budget allows, where memory is taken only as it is
+        written), and follows the need closely where it does; the rows used longest ago are evicted. Raises
+        ``InvalidRequestError`` when not even one row fits the budget.
         """
         if rows <= len(self.rows) and slots <= self.capacity:
             return len(self.rows)
-        capacity = min(max(2 * self.capacity, slots, _FIRST_CAPACITY), self.max_slots)
+        allowed = self.memory.tokens if self.budget_bytes is not None and self._is_lazy() else 0
+        capacity = min(max(2 * self.capacity, slots, allowed, _FIRST_CAPACITY), self.max_slots)
         if self._affordable(capacity) < self.max_rows:
             capacity = min(-(-slots // _CAPACITY_STEP) * _CAPACITY_STEP, self.max_slots)
         if not self._affordable(capacity):
@@ -213,6 +192,9 @@ class RaggedKV(Cache):
             self._lay_out(affordable, capacity)
         return len(self.rows)
 
+    def _is_lazy(self) -> bool:
+        return any(store.device.type == "cpu" for store in self._keys.values())
+
     @torch.inference_mode()
     def _lay_out(self, rows: int, capacity: int) -> None:
         """Move to ``rows`` x ``capacity``; the most recently used rows that fit come along."""
@@ -223,7 +205,7 @@ class RaggedKV(Cache):
         self.rows, self.capacity = [Row() for _ in range(rows)], 0
         for stores in (self._keys, self._values):
             for layer, old in stores.items():
-                new = _zeros(old, rows, old.shape[1], capacity, old.shape[3])
+                new = zeros(old, rows, old.shape[1], capacity, old.shape[3])
                 for destination, (origin, row) in enumerate(zip(origins, kept, strict=True)):
                     new[destination, :, : len(row.tokens)] = old[origin, :, : len(row.tokens)]
                 stores[layer] = new
@@ -273,7 +255,7 @@ class RaggedKV(Cache):
 
     def _allocate(self, states: Tensor) -> Tensor:
         # Zeros, not empty: a masked slot still enters attention as weight 0 times its value, which must be finite.
-        return _zeros(states, len(self.rows), states.shape[1], self.capacity, states.shape[3])
+        return zeros(states, len(self.rows), states.shape[1], self.capacity, states.shape[3])
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Slots before the block in progress (of the longest row; rounded up where passes are captured), or 0."""
@@ -328,13 +310,6 @@ class RaggedKV(Cache):
             wrong.append(f"{held:,} bytes held with a budget of {self.budget_bytes:,}")
         if wrong:
             raise RuntimeError("KV cache is inconsistent: " + "; ".join(wrong))
-
-
-def _zeros(like: Tensor, *shape: int) -> Tensor:
-    """Zeros of this shape, as ``like``; on a CPU, of memory that is taken only as it is written."""
-    if like.device.type != "cpu" or 0 in shape:
-        return like.new_zeros(shape)
-    return torch.from_numpy(np.zeros(math.prod(shape) * like.element_size(), np.uint8)).view(like.dtype).view(shape)
 
 
 def _write(store: Tensor, states: Tensor, writing: _Writing) -> Tensor:

@@ -27,9 +27,9 @@ from typing import Any
 import jsonschema
 
 from agentspec import Grammar, GrammarError, LocalEngine, Request, SamplingParams
-from agentspec.cache import CACHE_VARIABLE
 from agentspec.chat import ChatFormat
 from agentspec.constraints import GRAMMAR_ENGINES, GrammarCompiler, GrammarEngine, compiler
+from agentspec.folders import CACHE_VARIABLE
 from agentspec.grammar import to_json
 from agentspec.pairs import PairSpec, load_engine
 

@@ -46,7 +46,7 @@ class ModelSettings(BaseModel):
         device: where to compute; None for CUDA where there is one.
         dtype: "float32", "bfloat16" or "float16"; None for float32 on CPU and bfloat16 elsewhere.
         revision: of the model on the hub.
-        compile: whether passes are captured as CUDA graphs; "auto" where there is CUDA.
+        compile: whether CUDA graphs are captured, and kernels compiled on a CPU; "auto" where that can be done.
         engine: an engine to use in place of the shared one; it must have a tokenizer.
     """
 

@@ -189,11 +189,11 @@ def warp(
         for b in adjusted:
             for k in range(prefixes[b].positions):
                 scores[b, k] = _adjust(scores[b, k], params[b], prefixes[b], k)
-    if mask is not None:
-        scores = torch.where(mask, scores, -math.inf)
     greedy = [p.temperature == 0 for p in params]
     if all(greedy):
-        return _law_of_best(scores)
+        return _law_of(*_best(scores, mask), scores)
+    if mask is not None:
+        scores = torch.where(mask, scores, -math.inf)
     warm = scores / _by_row([p.temperature or 1.0 for p in params], scores)
     for keep, values, neutral in (
         (_keep_top_k, [p.top_k for p in params], 0),
@@ -206,7 +206,7 @@ def warp(
             warm = warm.index_copy(0, index, keep(warm[index], [values[b] for b in rows]))
     law = warm.softmax(-1)
     cold = [b for b, is_greedy in enumerate(greedy) if is_greedy]
-    return law.index_copy(0, _index(cold, law), _law_of_best(scores[cold])) if cold else law
+    return law.index_copy(0, _index(cold, law), _law_of(*_best(scores[cold]), scores[cold])) if cold else law
 
 
 def _adjust(scores: Tensor, params: SamplingParams, prefix: Prefix, k: int) -> Tensor:
@@ -243,11 +243,27 @@ def _index(rows: list[int], like: Tensor) -> Tensor:
     return vector(rows, like, torch.long)
 
 
-def _law_of_best(scores: Tensor) -> Tensor:
-    """The limit of temperature 0: all mass on the first best token, which no filter would change."""
-    best = scores.max(-1, keepdim=True)
-    mass = torch.where(best.values > -math.inf, 1.0, math.nan).to(scores)  # NaN: none is legal, or a score is NaN
-    return (mass * 0).expand_as(scores).contiguous().scatter_(-1, best.indices, mass)
+def _best(scores: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The first best legal token of every position: its score and its id, ``[B, K, 1]`` each."""
+    if mask is not None and scores.device.type != "cpu":
+        scores = torch.where(mask, scores, -math.inf)
+    values, ids = scores.max(-1, keepdim=True)
+    if mask is None or scores.device.type != "cpu":
+        return values, ids
+    # The best of all is legal nearly always, and where looking is for nothing, a mask costs more than that.
+    illegal = ~mask.gather(-1, ids)[..., 0]
+    if bool(illegal.any()):
+        values[illegal], ids[illegal] = scores[illegal].masked_fill_(~mask[illegal], -math.inf).max(-1, keepdim=True)
+    return values, ids
+
+
+def _law_of(values: Tensor, ids: Tensor, scores: Tensor) -> Tensor:
+    """The limit of temperature 0: all mass on the best token, which no filter would change."""
+    law = torch.zeros_like(scores).scatter_(-1, ids, 1.0)
+    lawless = ~(values > -math.inf)  # none is legal, or a score is NaN
+    if scores.device.type == "cpu":  # where looking is for nothing
+        return law.masked_fill_(lawless, math.nan) if bool(lawless.any()) else law
+    return law.masked_fill_(lawless, math.nan)
 
 
 # Each keep-function cuts by value, not by rank: tied tokens share one fate, whatever order a sort would give them.

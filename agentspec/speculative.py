@@ -81,21 +81,19 @@ def verify_coupled(p: Tensor, draft: Draft, dice: Dice) -> Verdict:
 
     The text is the target's alone: whatever the draft, gamma or batch, a seed gives the tokens of plain decoding.
     """
-    offsets = torch.arange(p.shape[1], device=p.device)
-    return _stand(draft, dice.draw(p, Role.TARGET, offsets.expand(p.shape[:2])), p)
+    rows, offsets = torch.arange(len(p), device=p.device), torch.arange(p.shape[1], device=p.device)
+    drawn = dice.draw(p, Role.TARGET, offsets.expand(p.shape[:2]))
+    stand = (draft.tokens == drawn[:, :-1]) & draft.drafted & ~p[:, :-1, 0].isnan()
+    n = stand.long().cumprod(-1).sum(-1)
+    return Verdict(n, drawn[rows, n])
 
 
 def verify_greedy(p: Tensor, draft: Draft) -> Verdict:
-    """What either rule comes to where every p is one-hot, in fewer operators: tokens stand while they are the best."""
-    return _stand(draft, p.argmax(-1), p)
-
-
-def _stand(draft: Draft, drawn: Tensor, p: Tensor) -> Verdict:
-    """Accept drafted tokens as long as they are the ``drawn`` ones ``[B, K+1]``, and take the drawn one behind them."""
+    """What either rule comes to where every p is one-hot, in fewer operators: tokens stand while they have the mass."""
     rows = torch.arange(len(p), device=p.device)
-    agree = (draft.tokens == drawn[:, :-1]) & draft.drafted & ~p[:, :-1, 0].isnan()
-    n = agree.long().cumprod(-1).sum(-1)
-    return Verdict(n, drawn[rows, n])
+    stand = (p[:, :-1].gather(-1, draft.tokens[..., None])[..., 0] > 0) & draft.drafted  # NaN is not
+    n = stand.long().cumprod(-1).sum(-1)
+    return Verdict(n, p[rows, n].argmax(-1))
 
 
 VERIFY: dict[Acceptance, Callable[[Tensor, Draft, Dice], Verdict]] = {

@@ -3,6 +3,7 @@ does without what cannot be compiled."""
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 import sys
@@ -15,9 +16,10 @@ import gguf
 import pytest
 import torch
 from test_causal_lm import walk
-from tiny import VOCABULARY, llama, mistral, qwen3
+from tiny import SIZES, VOCABULARY, build, llama, mistral, qwen3
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+from transformers import PreTrainedModel
 
 from agentspec import CausalLM
 from agentspec.folders import CACHE_VARIABLE
@@ -26,6 +28,7 @@ from agentspec.models import kernels as kernels_module
 from agentspec.models.kernels import KernelsMissingError, compiles, kernels
 from agentspec.models.packing import layouts
 from agentspec.models.panels import FORMATS, fits, laid_out, product
+from agentspec.models.stack import Stack
 from agentspec.models.tuning import tune
 
 needs_compiler = pytest.mark.skipif(not compiles("auto"), reason="there is no C++ compiler")
@@ -224,26 +227,94 @@ def test_terms_that_the_kernel_lacks_are_refused() -> None:
         attention_module.compiled_sdpa(None, *attended(3, 10), softcap=30.0)
 
 
+WHOLE = {"head_dim": 32, "intermediate_size": 64}  # sizes that all kernels compute
+
+
+def compiled(model: PreTrainedModel, **options: Any) -> PreTrainedModel:
+    tune(model, **({"fuse": True, "pack": None, "compile": True} | options))
+    return model
+
+
+def compiled_layers(model: PreTrainedModel) -> int:
+    """Layers that are computed without Python in between."""
+    return sum(len(m.layers) for m in model.modules() if isinstance(m, Stack) and m._compiled is not None)
+
+
 @needs_compiler
-@pytest.mark.parametrize("fuse", [True, False])
-@pytest.mark.parametrize("make", [llama, qwen3, mistral])
-def test_a_compiled_model_computes_the_same_on_a_random_walk(make: Any, fuse: bool) -> None:
-    model = make(head_dim=32)
-    tune(model, fuse=fuse, pack=None, compile=True)
+@pytest.mark.parametrize(
+    ("architecture", "changes", "expected"),
+    [
+        ("Llama", {}, 2),
+        ("Llama", {"attention_bias": True, "mlp_bias": True}, 2),
+        ("Llama", {"num_key_value_heads": 4, "rms_norm_eps": 0.1}, 2),
+        ("Qwen3", {}, 2),  # norms of queries and keys
+        (
+            "Qwen2",
+            {"head_dim": None, "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1},
+            2,
+        ),  # biases of queries, keys and values
+        ("Mistral", {"sliding_window": 6}, 2),
+        ("Llama", {"hidden_act": "gelu"}, 0),
+        ("Llama", {"head_dim": 16}, 0),
+        ("Llama", {"intermediate_size": 48}, 0),
+    ],
+    ids=str,
+)
+def test_a_compiled_model_computes_the_same_on_a_random_walk(
+    architecture: str, changes: dict[str, Any], expected: int
+) -> None:
+    sizes = {name: value for name, value in (SIZES | WHOLE | changes).items() if value is not None}
+    model = compiled(build(architecture, 0, **sizes))
     assert model.config._attn_implementation == attention_module.COMPILED_SDPA
-    walk(CausalLM(model, rows=3, prefill_chunk=16), make(head_dim=32), seed=7, steps=40)
+    assert compiled_layers(model) == expected
+    walk(CausalLM(model, rows=3, prefill_chunk=16), build(architecture, 0, **sizes), seed=7, steps=40)
+
+
+@needs_compiler
+@pytest.mark.parametrize("make", [llama, qwen3, mistral])
+def test_kernels_serve_modules_that_are_not_fused(make: Any) -> None:
+    model = compiled(make(**WHOLE), fuse=False)
+    assert compiled_layers(model) == 0
+    walk(CausalLM(model, rows=3, prefill_chunk=16), make(**WHOLE), seed=7, steps=40)
+
+
+@needs_compiler
+def test_mixed_layers_are_compiled_one_by_one() -> None:
+    mixed = {"use_sliding_window": True, "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
+    model = compiled(qwen3(**WHOLE, **mixed))
+    assert compiled_layers(model) == 2
+    walk(CausalLM(model, rows=3), qwen3(**WHOLE, **mixed), seed=7, steps=40)
+
+
+@needs_compiler
+def test_copies_of_a_compiled_model_have_weights_of_their_own() -> None:
+    model = compiled(llama(**WHOLE))
+    expected = CausalLM(copy.deepcopy(model)).next_logits([[1, 2, 3]], [3])
+    again = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in (*model.parameters(), *model.buffers()):
+            parameter.zero_()
+    assert torch.equal(CausalLM(again).next_logits([[1, 2, 3]], [3]), expected)
+
+
+@needs_compiler
+def test_one_compiled_model_may_serve_two_caches() -> None:
+    model = compiled(llama(**WHOLE))
+    first, second = CausalLM(model, rows=2), CausalLM(model, rows=3)
+    context = list(range(20))
+    for lm in (first, second, first):
+        found = lm.next_logits([context, [5, *context]], [20, 3])
+    assert torch.equal(found, CausalLM(compiled(llama(**WHOLE))).next_logits([context, [5, *context]], [20, 3]))
 
 
 @needs_compiler
 def test_a_compiled_model_scores_a_token_the_same_bit_by_bit_whatever_else_is_computed() -> None:
-    model = llama(head_dim=32, intermediate_size=64)
-    tune(model, fuse=True, pack=None, compile=True)
-    lm, context = CausalLM(model, rows=4), [i * 7 % VOCABULARY for i in range(60)]
+    lm, context = CausalLM(compiled(llama(**WHOLE)), rows=4), [i * 7 % VOCABULARY for i in range(60)]
     together = lm.next_logits([context], [60])[0]
     for row in lm.kv.rows:
         row.tokens.clear()
     for end in range(1, 61):
-        others = [[end, 2, 3], context[:end], [5]][: 1 + 2 * (end % 2)] if end % 2 else [context[:end]]
+        others = [[end, 2, 3], context[:end], [5]] if end % 2 else [context[:end]]
         found = lm.next_logits(others, [1] * len(others))
         assert torch.equal(found[others.index(context[:end]), 0], together[end - 1]), end
 

@@ -1,4 +1,4 @@
-"""The products of ``kernels.cpp``, compiled once by the C++ compiler of the machine and kept in the cache."""
+"""Our own kernels (``native/``), compiled once by the C++ compiler of the machine and kept in the cache."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from agentspec.errors import CacheError
 from agentspec.folders import expect_private, root
 from agentspec.models.graphs import Compile
 
-_SOURCE = Path(__file__).with_name("kernels.cpp")
+_SOURCES = Path(__file__).with_name("native")
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp")
 _INSTRUCTIONS = {"AVX512": ("-mavx512f", "-mfma"), "AVX2": ("-mavx2", "-mfma")}  # by what torch says of the processor
@@ -31,11 +32,7 @@ _PATIENCE_S = 120.0
 BLOCK = 32
 """Columns of a weight that share scales; an attention head has a multiple of it."""
 
-Product = Callable[[int, int, int, int, int, int, int], None]
-"""Addresses of weights, x and y, then rows of x, columns of x, columns of y, threads."""
-
-
-_Sizes = ctypes.c_int64 * 17  # of kernels.cpp's Attention
+_Sizes = ctypes.c_int64 * 17  # of attention.h's Attention
 
 
 class KernelsMissingError(Exception):
@@ -46,7 +43,7 @@ class Kernels:
     """The compiled products.
 
     Args:
-        library: of ``kernels.cpp``. It takes its threads from the OpenMP that torch has loaded, and so shares them.
+        library: of ``native/``. It takes its threads from the OpenMP that torch has loaded, and so shares them.
 
     Attributes:
         panel_rows: rows of a weight that lie together.
@@ -55,24 +52,21 @@ class Kernels:
 
     def __init__(self, library: ctypes.CDLL, version: str) -> None:
         self._library = library
-        self._attention = library.attention
-        self._attention.argtypes = [
-            *[ctypes.c_void_p] * 5,
-            ctypes.POINTER(ctypes.c_int64),
-            ctypes.c_float,
-            ctypes.c_int,
-        ]
-        self._attention.restype = None
         self.panel_rows: int = library.panel_rows()
         self.version = version
+        addresses, sizes = [ctypes.c_void_p] * 5, [ctypes.c_int64] * 3
+        self.product = self.function("product", ctypes.c_int64, *addresses[:3], *sizes, ctypes.c_int)
+        """Format, addresses of weights, x and y, then rows of x, columns of x, columns of y, threads."""
+        self._attention = self.function(
+            "attention", *addresses, ctypes.POINTER(ctypes.c_int64), ctypes.c_float, ctypes.c_int
+        )
 
-    def product(self, name: str) -> Product:
-        """The product with weights of a format."""
-        function = getattr(self._library, name)
-        function.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int64] * 3 + [ctypes.c_int]
-        function.restype = None
-        made: Product = function
-        return made
+    def function(self, name: str, *arguments: type[Any]) -> Callable[..., None]:
+        """A function of the library by its name and the types of its arguments."""
+        found = getattr(self._library, name)
+        found.argtypes, found.restype = arguments, None
+        function: Callable[..., None] = found
+        return function
 
     def attention(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
         """``softmax(scale query key^T + mask) value``, float32 on a CPU: ``[B, F, H, D]``.
@@ -141,7 +135,8 @@ def _found() -> Kernels:
     if sys.platform != "linux" or compiler is None:
         raise KernelsMissingError(f"there is no C++ compiler (looked for $CXX, {', '.join(_COMPILERS)}, on Linux)")
     command = (compiler, *_FLAGS, *_instructions())
-    version = hashlib.sha256(b"\0".join([_SOURCE.read_bytes(), *map(str.encode, command)])).hexdigest()[:32]
+    texts = [path.read_bytes() for path in sorted(_SOURCES.iterdir()) if path.suffix in (".h", ".cpp")]
+    version = hashlib.sha256(b"\0".join([*texts, *map(str.encode, command)])).hexdigest()[:32]
     return Kernels(_library(command, version), version)
 
 
@@ -169,7 +164,7 @@ def _build(command: tuple[str, ...], folder: Path) -> Path:
     """The library, in ``folder``. It is linked without an OpenMP: torch's is there, and two would have two teams."""
     compiled, linked = folder / "kernels.o", folder / "kernels.so"
     steps: list[list[str | Path]] = [
-        [*command, "-c", _SOURCE, "-o", compiled],
+        [*command, "-c", _SOURCES / "kernels.cpp", "-o", compiled],
         [command[0], "-shared", compiled, "-o", linked],
     ]
     for step in steps:

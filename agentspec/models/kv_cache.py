@@ -238,6 +238,20 @@ class RaggedKV(Cache):
         finally:
             self._writing = None
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether a forward is in progress."""
+        return self._writing is not None
+
+    def written(self) -> tuple[int, Tensor, Tensor]:
+        """Of the forward in progress: the slots that attention reads, the rows ``[B]`` and slots that it writes."""
+        assert self._writing is not None
+        return self._writing.block.live, self._writing.rows, self._writing.slots
+
+    def stores(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        """K and V of a layer, ``[rows, kv_heads, capacity, head_dim]`` each; None before its first forward."""
+        return (self._keys[layer], self._values[layer]) if layer in self._values else None
+
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:

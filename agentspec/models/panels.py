@@ -1,4 +1,4 @@
-"""Weights in the fewest bytes that hold them exactly, laid out for the products of ``kernels.cpp``.
+"""Weights in the fewest bytes that hold them exactly, laid out for the products of ``native/``.
 
 A checkpoint of 16-bit numbers, or one that was quantised, keeps no more information when it is loaded as float32: only
 more bytes, and a pass over a few tokens takes as long as its weights take to come from memory. Here every number is
@@ -91,7 +91,8 @@ FORMATS: dict[str, Callable[[Tensor], Codes | None]] = {
     "float16": _float16,
     "float32": _float32,
 }
-"""How a weight ``[rows, columns]`` is held, by kernel, the shortest first; None where a number would be lost."""
+"""How a weight ``[rows, columns]`` is held, the shortest first; None where a number would be lost. In the order of the
+kernels' MULTIPLY."""
 
 
 def fits(weight: Tensor) -> bool:
@@ -129,7 +130,7 @@ def product(format: str, panels: Tensor, bias: Tensor | None, outputs: int) -> C
     A row's result does not depend on the others. The function raises ``TypeError`` for a block of another type, or on
     another device.
     """
-    multiply = kernels().product(format)
+    multiply, place = kernels().product, list(FORMATS).index(format)
     columns = panels.shape[1] * BLOCK
 
     def compute(block: Tensor) -> Tensor:
@@ -141,7 +142,7 @@ def product(format: str, panels: Tensor, bias: Tensor | None, outputs: int) -> C
         block = block.contiguous()
         out = block.new_empty(*block.shape[:-1], outputs)
         rows, threads = block.numel() // columns, torch.get_num_threads()
-        multiply(panels.data_ptr(), block.data_ptr(), out.data_ptr(), rows, columns, outputs, threads)
+        multiply(place, panels.data_ptr(), block.data_ptr(), out.data_ptr(), rows, columns, outputs, threads)
         return out if bias is None else out.add_(bias)
 
     return compute

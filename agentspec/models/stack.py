@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from agentspec.models.attention import LayerMasks
+from agentspec.models.compiled import CompiledLayers
 from agentspec.models.fusion import (
     Call,
     Fused,
@@ -79,7 +80,7 @@ class Stack(Fused):
         # Models ask a layer for its kind, and such like.
         self.__dict__ |= {name: value for name, value in vars(layers[0]).items() if not name.startswith("_")}
         self.layers = nn.ModuleList(layers)
-        self._flat = [_Layer.of(layer) for layer in layers]
+        self._flatten()
 
     @classmethod
     def fits(cls, module: nn.Module) -> bool:
@@ -98,13 +99,18 @@ class Stack(Fused):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but the functions, which hold the weights of this one: a copy makes its own."""
-        return {name: value for name, value in self.__dict__.items() if name != "_flat"}
+        """All but what holds, or knows the place of, the weights of this one: a copy makes its own."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_flat", "_compiled")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy, from its state."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._flat = [_Layer.of(layer) for layer in self.layers]
+        self._flatten()
+
+    def _flatten(self) -> None:
+        layers = list(self.layers)
+        self._flat = [_Layer.of(layer) for layer in layers]
+        self._compiled = CompiledLayers(layers) if CompiledLayers.fit(layers) else None
 
     def forward(
         self,
@@ -114,8 +120,13 @@ class Stack(Fused):
         **options: Any,
     ) -> Tensor:
         """``[B, F, dim]`` to ``[B, F, dim]``. Of ``options`` the cache alone counts."""
-        cosines, sines = (part[:, None] for part in position_embeddings)
         cache = cache_of(options)
+        if self._compiled is not None and self._compiled.can_take(
+            hidden_states, position_embeddings, attention_mask, cache
+        ):
+            assert attention_mask is not None
+            return self._compiled(hidden_states, position_embeddings, attention_mask, cache)
+        cosines, sines = (part[:, None] for part in position_embeddings)
         for layer in self._flat:
             norm = layer.first_norm
             normed = torch.rms_norm(hidden_states, norm.shape, norm, layer.first_eps)

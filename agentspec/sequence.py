@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
@@ -219,12 +220,16 @@ class Batch:
             raise ValueError("The sequences of a batch must share one acceptance rule; got both.")
         self.params = [s.params for s in self.sequences]
         self.device = device
-        self.dice = dice or DICE[self.acceptance](
-            [s.seed for s in self.sequences], [s.length for s in self.sequences], device
-        )
+        self._dice = dice
 
     def __len__(self) -> int:
         return len(self.sequences)
+
+    @functools.cached_property
+    def dice(self) -> Dice:
+        """The randomness of the round."""
+        seeds, lengths = [s.seed for s in self.sequences], [s.length for s in self.sequences]
+        return self._dice or DICE[self.acceptance](seeds, lengths, self.device)
 
     @property
     def is_greedy(self) -> bool:

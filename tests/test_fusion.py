@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 import agentspec.models.fusion
 from agentspec.errors import ModelLoadError
 from agentspec.models.causal_lm import CausalLM
+from agentspec.models.direct import direct
 from agentspec.models.fusion import (
     Call,
     Fused,
@@ -359,3 +360,46 @@ def test_models_are_fused_as_they_are_loaded(tmp_path: Path) -> None:
     assert CausalLM.from_pretrained(tmp_path, device="cpu", pack=False).fingerprint != unpacked.fingerprint
     context = list(range(3, 40))
     assert_scores(lm.next_logits([context], [37])[0], plain.next_logits([context], [37])[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "is_direct"),
+    [("llama", True), ("qwen3", True), ("qwen3_mixed", False), ("gemma3", False), ("gpt2", False)],
+)
+def test_what_is_around_a_stack_is_left_out_where_it_computes_nothing_else(name: str, is_direct: bool) -> None:
+    lm = CausalLM(compiled_or_not(ARCHITECTURES[name]()), rows=3)
+    assert (lm._forward._direct is not None) == is_direct
+    walk(lm, ARCHITECTURES[name](), seed=8, steps=20)
+
+
+def compiled_or_not(model: PreTrainedModel) -> PreTrainedModel:
+    tune(model, fuse=True, pack=None, compile="auto")
+    return model
+
+
+@pytest.mark.parametrize("change", ["a hook on the head", "a hook on the model", "a scale", "a shift of the embedding"])
+def test_a_model_that_computes_more_around_its_stack_is_called_whole(change: str) -> None:
+    model: Any = llama()
+    tune(model, fuse=True, pack=False, compile=False)
+    if change.startswith("a hook"):
+        part = model.lm_head if change == "a hook on the head" else model
+        part.register_forward_hook(lambda module, arguments, output: None)
+    elif change == "a scale":
+        forward = type(model).forward
+
+        class Scaled(type(model)):  # type: ignore[misc]
+            def forward(self, *arguments: Any, **options: Any) -> Any:
+                output = forward(self, *arguments, **options)
+                output.logits = output.logits * 0.5
+                return output
+
+        model.__class__ = Scaled
+    else:
+        original = type(model.model).forward
+
+        class Shifted(type(model.model)):  # type: ignore[misc]
+            def forward(self, input_ids: torch.Tensor, **options: Any) -> Any:
+                return original(self, inputs_embeds=self.embed_tokens(input_ids) + 0.01, **options)
+
+        model.model.__class__ = Shifted
+    assert direct(model) is None

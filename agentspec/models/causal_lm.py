@@ -215,7 +215,7 @@ class CausalLM:
             tails |= self._serve({index: contexts[index] for index in order[begin : begin + rows]}, asked)
         # Outside inference mode, so that callers get ordinary tensors.
         kept = [tails[twin][asked[twin] - count :] for twin, count in zip(twins, last, strict=True)]
-        return pad_sequence(kept, batch_first=True)
+        return torch.stack(kept) if len(set(map(len, kept))) == 1 else pad_sequence(kept, batch_first=True)
 
     def _validate(self, contexts: Sequence[list[int]], last: Sequence[int]) -> None:
         if len(contexts) != len(last):

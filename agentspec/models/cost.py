@@ -58,8 +58,10 @@ class PassCost:
         known = self.seconds.get((rows, width))
         if known is not None:
             return known
-        by_rows = {r: _between(self._of_rows(r), width) for r in {r for r, _ in self.seconds}}
-        return _between(by_rows, rows)
+        measured_rows = {r for r, _ in self.seconds}
+        if rows in measured_rows:
+            return _between(self._of_rows(rows), width)
+        return _between({r: _between(self._of_rows(r), width) for r in measured_rows}, rows)
 
     def learn(self, rows: int, width: int, seconds: float) -> None:
         """A pass took this long. What all passes have in common (long contexts, a busy machine) moves no entry."""

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from agentspec.device import upload
 from agentspec.models.attention import LONG, LayerMasks
+from agentspec.models.direct import direct
 from agentspec.models.graphs import Graphs, Recorder, round_live, round_width
 from agentspec.models.kv_cache import Block, RaggedKV
 
@@ -48,6 +49,7 @@ class Forward:
         self._device, self._dtype = model.device, model.dtype  # each of which goes through the modules when asked
         self._kv = kv
         self._masks = LayerMasks.of(model)
+        self._direct = direct(model)
         self.graphs = Graphs(None)
 
     def read_config(self) -> None:
@@ -101,12 +103,16 @@ class Forward:
     def _compute(self, block: Block, keep: int, table: Tensor) -> Tensor:
         """The pass itself, ``[B, keep, V]``. Of the numbers that differ from call to call it reads only the table."""
         slots = table[:, _START, None] + torch.arange(block.width, device=table.device)  # [B, width]
+        ids, masks = table[:, _IDS:], self._masks.build(slots, block.live, self._dtype)
+        # Padding repeats its row's last position: one further on may not exist.
+        positions = torch.minimum(slots, table[:, _END, None] - 1)
         with self._kv.writing(block, table[:, _ROW], slots):
+            if self._direct is not None and isinstance(masks, Tensor):
+                return self._direct(ids, positions, masks, self._kv, keep)
             output = self._model(
-                input_ids=table[:, _IDS:],
-                attention_mask=self._masks.build(slots, block.live, self._dtype),
-                # Padding repeats its row's last position: one further on may not exist.
-                position_ids=torch.minimum(slots, table[:, _END, None] - 1),
+                input_ids=ids,
+                attention_mask=masks,
+                position_ids=positions,
                 use_cache=True,
                 **{self._cache_keyword: self._kv},
                 **({"logits_to_keep": keep} if self._skips_logits else {}),

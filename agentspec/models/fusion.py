@@ -24,8 +24,8 @@ from agentspec.models.attention import EAGER, SDPA, grouped_sdpa, preferred_atte
 from agentspec.models.graphs import ROUNDING
 from agentspec.models.loading import CACHE_KEYWORDS, longest_context
 
-_SAMPLE = 5  # tokens of a forward that is compared
-_NO_MEMORY = (MemoryError, torch.OutOfMemoryError)
+SAMPLE = 5  # tokens of a forward that is compared
+NO_MEMORY = (MemoryError, torch.OutOfMemoryError)
 
 Product = Callable[[Tensor], Tensor]
 """A linear layer: ``[..., in_features]`` to ``[..., out_features]``."""
@@ -45,14 +45,14 @@ class Fused(nn.Module):
     def fits(cls, module: nn.Module) -> bool:
         """Whether ``module`` is built and written like what this computes, and nothing was added to it."""
         children = {name for name, child in module.named_children() if child is not None}
-        if children - cls.optional_parts != cls.parts or not all(map(_is_untouched, module.modules())):
+        if children - cls.optional_parts != cls.parts or not all(map(is_untouched, module.modules())):
             return False
         forward: Any = getattr(type(module), "forward", None)
         code = getattr(inspect.unwrap(forward), "__code__", None)
         return code is not None and (cls.parts | cls.optional_parts | cls.names).issuperset(_named(code))
 
 
-def _is_untouched(module: nn.Module) -> bool:
+def is_untouched(module: nn.Module) -> bool:
     """Whether nobody hooked into ``module`` or gave it a forward of its own."""
     return not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
@@ -282,7 +282,7 @@ class Call(NamedTuple):
     options: dict[str, Any]
     result: Any
 
-    def is_answered_by(self, module: nn.Module) -> bool:
+    def is_answered_by(self, module: Callable[..., Any]) -> bool:
         """Whether ``module`` gives the same, but for rounding; one that fails does not."""
         expected = self.result
         try:
@@ -292,7 +292,7 @@ class Call(NamedTuple):
             tolerance = ROUNDING.get(expected.dtype, 1e-4) * expected.abs().max()
             is_alike = found.shape == expected.shape and found.dtype == expected.dtype
             return bool(is_alike and (found - expected).abs().max() <= tolerance)
-        except _NO_MEMORY:
+        except NO_MEMORY:
             raise
         except Exception:
             return False
@@ -311,13 +311,13 @@ def record_calls(model: PreTrainedModel, names: Iterable[str]) -> dict[str, list
     hooks = [model.get_submodule(name).register_forward_hook(partial(note, name), with_kwargs=True) for name in calls]
     dice = torch.Generator().manual_seed(0)
     embeddings: Any = model.get_input_embeddings()
-    length = min(_SAMPLE, longest_context(model))
+    length = min(SAMPLE, longest_context(model))
     ids = torch.randint(embeddings.weight.shape[0], (1, length), generator=dice).to(model.device)
     try:
         for start in (0, longest_context(model) - length):
             positions = torch.arange(start, start + length, device=model.device)
             model(input_ids=ids, position_ids=positions[None], use_cache=False)
-    except _NO_MEMORY:
+    except NO_MEMORY:
         raise
     except Exception:  # whoever loads the model finds that out, and says so
         calls = {name: [] for name in calls}
@@ -331,7 +331,7 @@ def _fused(kind: _Kind, module: nn.Module, calls: list[Call]) -> Fused | None:
     """``module`` in its fused form; None where that gives anything else, or cannot be made."""
     try:
         fused = kind.of(module).eval()
-    except _NO_MEMORY:
+    except NO_MEMORY:
         raise
     except Exception:  # built otherwise than it looks: it stays as it is
         return None

@@ -20,6 +20,7 @@ import langchain_agentspec
 from agentspec import CausalLM, Completion, LocalEngine, PromptLookupDrafter, Request, SpeculativeDecoder
 from agentspec.cli import COMMANDS, main
 from agentspec.commands import bench, doctor, engines, verify
+from agentspec.models.kernels import KernelsMissingError
 from agentspec.report import AgentRun, RunRecord
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -194,11 +195,18 @@ def test_the_doctor_tells_and_never_fails(
     (tmp_path / "cache" / "entries").chmod(0o755)
     monkeypatch.setattr(doctor, "version", lambda name: "1.0" if name == "torch" else doctor_missing(name))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: 1 / 0)
+    monkeypatch.setattr(doctor, "kernels", no_kernels)
     assert main(["doctor", "--no-load"]) == 0
     shown = capsys.readouterr().out
+    assert "none: there is no C++ compiler" in shown
+    assert "install a C++ compiler" in shown
     assert "chmod 700" in shown
     assert "could not be told: ZeroDivisionError" in shown
     assert "pip install 'langchain-agentspec[otel]'" in shown
+
+
+def no_kernels() -> None:
+    raise KernelsMissingError("there is no C++ compiler")
 
 
 def doctor_missing(name: str) -> str:

@@ -96,6 +96,6 @@ def test_passes_are_timed_the_same_way_for_everyone(capsys: pytest.CaptureFixtur
     assert {name: set(by_width) for name, by_width in found.items()} == {name: set(module["WIDTHS"]) for name in ways}
     capsys.readouterr()
     shown = module["main"](["--repeats", "1"])
-    assert list(shown) == ["transformers", "neither fused nor packed", "packed alone", "agentspec"]
+    assert list(shown) == ["transformers", "neither fused nor packed", "without a compiler", "agentspec"]
     assert all(ms > 0 for by_width in shown.values() for ms in by_width.values())
     assert capsys.readouterr().out.count("\n") == 5

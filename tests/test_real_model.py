@@ -27,6 +27,7 @@ from agentspec import (
     SpeculativeDecoder,
 )
 from agentspec.chat import AnswerParser, ChatFormat
+from agentspec.models.kernels import compiles
 from agentspec.sampling import warp
 
 pytestmark = pytest.mark.embedded
@@ -193,6 +194,23 @@ def test_the_turn_behind_a_tool_call_finds_all_of_it_in_the_cache(
     [[again]] = engine.generate([Request(chat.render(history, tools), SamplingParams(temperature=0, max_tokens=2))])
     # The last token of an answer is never fed to the model that said it.
     assert again.stats.cached_tokens >= len(prompt) + len(answer.tokens) - 1
+
+
+@pytest.mark.skipif(not compiles("auto"), reason="there is no C++ compiler")
+def test_scores_are_the_same_bit_by_bit_however_many_are_computed(
+    embedded_model: tuple[CausalLM, Any], prompts: list[list[int]]
+) -> None:
+    """Blocks of all widths, alone and beside others: what speculation verifies is what plain decoding computes."""
+    target, _ = embedded_model
+    context, other = (prompts[-1] * 8)[:300], prompts[0]
+    target.kv.clear()
+    plain = torch.cat([target.next_logits([context[:end]], [1])[0] for end in range(281, 301)])
+    for width in (2, 3, 5, 9, 20):
+        for beside in ([], [other]):
+            target.kv.clear()
+            target.next_logits([context[: 300 - width]], [0])
+            found = target.next_logits([context, *beside], [width, *[1] * len(beside)])[0]
+            assert torch.equal(found[:width], plain[-width:]), (width, len(beside))
 
 
 class Blurred:

@@ -15,6 +15,7 @@ import torch
 
 from agentspec import embedded
 from agentspec.folders import CACHE_VARIABLE, root
+from agentspec.models.kernels import KernelsMissingError, kernels
 
 DISTRIBUTION = "langchain-agentspec"
 PACKAGES = ("torch", "transformers", "langchain-core", "llguidance", "outlines-core")
@@ -36,7 +37,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what there is; always 0."""
-    checks: list[Callable[[], Iterator[Finding]]] = [_versions, _device, _cache, _model, _extras]
+    checks: list[Callable[[], Iterator[Finding]]] = [_versions, _device, _cache, _kernels, _model, _extras]
     if not arguments.no_load:
         checks.append(_memory)
     for check in checks:
@@ -69,6 +70,14 @@ def _device() -> Iterator[Finding]:
     threads = torch.get_num_threads()
     advice = "" if threads <= cores else f"; more than the {cores} cores: set OMP_NUM_THREADS={cores}"
     yield "torch threads", f"{threads} of {cores} cores{advice}"
+
+
+def _kernels() -> Iterator[Finding]:
+    try:
+        yield "kernels", f"compiled for {torch.backends.cpu.get_cpu_capability()}, version {kernels().version[:8]}"
+    except KernelsMissingError as error:
+        yield "kernels", f"none: {error}"
+        yield "", "with them, models on a CPU are several times faster: install a C++ compiler (g++ or clang++)"
 
 
 def _cache() -> Iterator[Finding]:

@@ -11,6 +11,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
@@ -41,10 +42,10 @@ def plain_transformers(context: list[int]) -> Pass:
     return read
 
 
-def ours(context: list[int], *, fuse: bool, pack: bool, compiled: bool = False) -> Pass:
-    """agentspec's forward, with modules fused and weights packed for oneDNN, or not."""
-    model = CausalLM.from_pretrained(embedded.path(), device="cpu", fuse=fuse, pack=pack)
-    if compiled:
+def ours(context: list[int], *, torch_compile: bool = False, **options: Any) -> Pass:
+    """agentspec's forward, of a model that is loaded with ``options``."""
+    model = CausalLM.from_pretrained(embedded.path(), device="cpu", **options)
+    if torch_compile:
         import torch._inductor.config
 
         torch._inductor.config.freezing = True
@@ -71,11 +72,11 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, dict[int, float]]:
     ways: dict[str, Pass] = {
         "transformers": plain_transformers(context),
         "neither fused nor packed": ours(context, fuse=False, pack=False),
-        "packed alone": ours(context, fuse=False, pack=True),
-        "agentspec": ours(context, fuse=True, pack=True),
+        "without a compiler": ours(context, compile=False),
+        "agentspec": ours(context),
     }
     if options.compiled:
-        ways["torch.compile, frozen"] = ours(context, fuse=False, pack=False, compiled=True)
+        ways["torch.compile, frozen"] = ours(context, fuse=False, pack=False, torch_compile=True)
     return race(ways, dice, options.repeats)
 
 

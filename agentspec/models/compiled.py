@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -36,14 +37,16 @@ class CompiledLayers:
     """Layers as ``Stack`` has them, over the rows of a cache.
 
     Args:
-        layers: that ``fit``; they hold the weights, which must stay where they are.
+        layers: that ``fit``; their weights, as they are now.
     """
 
     def __init__(self, layers: Sequence[Any]) -> None:
         self._heads = [layer.self_attn.heads for layer in layers]
         self._inner: int = layers[0].mlp.down_proj.in_features
-        self._layers = (_Layer * len(layers))(*map(_described, layers))
-        self._layout: tuple[int, int] | None = None  # of the cache whose addresses they have
+        self._weights = list(map(_weights, layers))  # which the addresses below need
+        self._layers = (_Layer * len(layers))(*map(_described, layers, self._weights))
+        # By cache, since several may serve one model in threads of their own: its layout, and layers over it.
+        self._by_cache: WeakKeyDictionary[RaggedKV, tuple[int, Any]] = WeakKeyDictionary()
         self._compute = kernels().function(
             "layers",
             *(ctypes.POINTER(_Layer), ctypes.c_int64, ctypes.POINTER(ctypes.c_int64), ctypes.c_int64, ctypes.c_int64),
@@ -66,27 +69,36 @@ class CompiledLayers:
             and all(isinstance(layer.mlp.act_fn, nn.SiLU | SiLUActivation) for layer in layers)
         )
 
-    def can_take(self, hidden: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor | None, cache: Any) -> bool:
-        """Whether this pass writes a cache that knows all layers, and all is as the kernels read it."""
-        if mask is None or not isinstance(cache, RaggedKV) or not cache.is_writing:
-            return False
-        if self._layout != (id(cache), cache.layout):
+    def __call__(self, hidden: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor | None, cache: Any) -> Tensor | None:
+        """``[B, F, dim]`` to ``[B, F, dim]``.
+
+        Angles are ``[B, F, heads.dim]``, or one for all rows, cosines first; the mask is ``[B, 1, F, live]``. None
+        where this is no pass that writes a cache which knows all layers, or something is not as the kernels read it.
+        """
+        if mask is None or mask.stride(-1) != 1 or not isinstance(cache, RaggedKV) or not cache.is_writing:
+            return None
+        if not all(tensor.dtype == torch.float32 and tensor.is_cpu for tensor in (hidden, mask, *angles)):
+            return None
+        layers = self._over(cache)
+        return None if layers is None else self._computed(layers, hidden, angles, mask, cache)
+
+    def _over(self, cache: RaggedKV) -> Any:
+        """The layers with the addresses of their K and V in a cache; None where it has none yet."""
+        layout, layers = self._by_cache.get(cache, (None, None))
+        if layout != cache.layout:
             stores = [cache.stores(heads.layer) for heads in self._heads]
             if None in stores:
-                return False
-            for layer, store in zip(self._layers, stores, strict=True):
+                return None
+            layers = type(self._layers).from_buffer_copy(self._layers)
+            for layer, store in zip(layers, stores, strict=True):
                 assert store is not None
                 layer.keys, layer.values = (part.data_ptr() for part in store)
-            self._layout = id(cache), cache.layout
-        return mask.stride(-1) == 1 and all(
-            tensor.dtype == torch.float32 and tensor.is_cpu for tensor in (hidden, mask, *angles)
-        )
+            self._by_cache[cache] = cache.layout, layers
+        return layers
 
-    def __call__(self, hidden: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor, cache: RaggedKV) -> Tensor:
-        """``[B, F, dim]`` to ``[B, F, dim]``, where that ``can_take`` them.
-
-        Angles are ``[B, F, heads.dim]``, or one for all rows, cosines first; the mask is ``[B, 1, F, live]``.
-        """
+    def _computed(
+        self, layers: Any, hidden: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor, cache: RaggedKV
+    ) -> Tensor:
         heads, (batch, width, dim) = self._heads[0], hidden.shape
         live, rows, slots = cache.written()
         stores = cache.stores(heads.layer)
@@ -103,25 +115,32 @@ class CompiledLayers:
         cosines, sines = (angle.contiguous() for angle in angles)
         rows, slots = rows.contiguous(), slots.contiguous()
         self._compute(
-            *(self._layers, len(self._layers), sizes, dim, self._inner, out.data_ptr()),
+            *(layers, len(layers), sizes, dim, self._inner, out.data_ptr()),
             *(cosines.data_ptr(), sines.data_ptr(), 0 if len(cosines) == 1 else width * heads.dim, mask.data_ptr()),
             *(rows.data_ptr(), slots.data_ptr(), heads.scaling, torch.get_num_threads()),
         )
         return out
 
 
-def _described(layer: Any) -> _Layer:
+def _weights(layer: Any) -> list[Tensor | None]:
+    """Weights and biases of the products, then the norms."""
     products = [layer.get_submodule(name) for name in _PRODUCTS]
-    norm, heads = layer.self_attn.heads.norm_weight, layer.self_attn.heads
-    names = list(FORMATS)
+    norms = layer.input_layernorm.weight, layer.post_attention_layernorm.weight, layer.self_attn.heads.norm_weight
+    found = [*(product.packed for product in products), *(product.bias for product in products), *norms]
+    return [None if tensor is None else tensor.detach().contiguous() for tensor in found]
+
+
+def _described(layer: Any, weights: Sequence[Tensor | None]) -> _Layer:
+    addresses = [None if tensor is None else tensor.data_ptr() for tensor in weights]
+    places = [list(FORMATS).index(layer.get_submodule(name).layout) for name in _PRODUCTS]
     return _Layer(
-        weights=(ctypes.c_void_p * 4)(*(product.packed.data_ptr() for product in products)),
-        biases=(ctypes.c_void_p * 4)(*(None if p.bias is None else p.bias.data_ptr() for p in products)),
-        formats=(ctypes.c_int64 * 4)(*(names.index(product.layout) for product in products)),
-        first_norm=layer.input_layernorm.weight.data_ptr(),
-        second_norm=layer.post_attention_layernorm.weight.data_ptr(),
-        head_norm=None if norm is None else norm.data_ptr(),
+        weights=(ctypes.c_void_p * 4)(*addresses[:4]),
+        biases=(ctypes.c_void_p * 4)(*addresses[4:8]),
+        formats=(ctypes.c_int64 * 4)(*places),
+        first_norm=addresses[8],
+        second_norm=addresses[9],
+        head_norm=addresses[10],
         first_eps=layer.input_layernorm.eps,
         second_eps=layer.post_attention_layernorm.eps,
-        head_eps=heads.norm_eps,
+        head_eps=layer.self_attn.heads.norm_eps,
     )

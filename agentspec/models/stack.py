@@ -121,11 +121,10 @@ class Stack(Fused):
     ) -> Tensor:
         """``[B, F, dim]`` to ``[B, F, dim]``. Of ``options`` the cache alone counts."""
         cache = cache_of(options)
-        if self._compiled is not None and self._compiled.can_take(
-            hidden_states, position_embeddings, attention_mask, cache
-        ):
-            assert attention_mask is not None
-            return self._compiled(hidden_states, position_embeddings, attention_mask, cache)
+        if self._compiled is not None:
+            computed = self._compiled(hidden_states, position_embeddings, attention_mask, cache)
+            if computed is not None:
+                return computed
         cosines, sines = (part[:, None] for part in position_embeddings)
         for layer in self._flat:
             norm = layer.first_norm

@@ -11,10 +11,18 @@ CACHE_VARIABLE = "AGENTSPEC_CACHE"
 
 
 def root() -> Path:
-    """The folder of everything that agentspec keeps: ``$AGENTSPEC_CACHE``, or ``agentspec`` in the user's cache."""
+    """The folder of everything that agentspec keeps: ``$AGENTSPEC_CACHE``, or ``agentspec`` in the user's cache.
+
+    Raises ``CacheError`` for a user without a home.
+    """
     if named := os.environ.get(CACHE_VARIABLE):
         return Path(named).expanduser().resolve()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentspec"
+    if not (cache := os.environ.get("XDG_CACHE_HOME")):
+        try:
+            cache = str(Path.home() / ".cache")
+        except RuntimeError as error:  # a user without a home
+            raise CacheError(f"There is no home directory; set {CACHE_VARIABLE} to a folder of your own.") from error
+    return Path(cache) / "agentspec"
 
 
 def expect_private(folder: Path) -> None:

@@ -245,13 +245,10 @@ def _index(rows: list[int], like: Tensor) -> Tensor:
 
 def _best(scores: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The first best legal token of every position: its score and its id, ``[B, K, 1]`` each."""
-    if mask is not None and scores.device.type != "cpu":
-        scores = torch.where(mask, scores, -math.inf)
+    if mask is None or _waits(scores):
+        return (scores if mask is None else torch.where(mask, scores, -math.inf)).max(-1, keepdim=True)
     values, ids = scores.max(-1, keepdim=True)
-    if mask is None or scores.device.type != "cpu":
-        return values, ids
-    # The best of all is legal nearly always, and where looking is for nothing, a mask costs more than that.
-    illegal = ~mask.gather(-1, ids)[..., 0]
+    illegal = ~mask.gather(-1, ids)[..., 0]  # the best of all is legal nearly always, and a mask costs more than a look
     if bool(illegal.any()):
         values[illegal], ids[illegal] = scores[illegal].masked_fill_(~mask[illegal], -math.inf).max(-1, keepdim=True)
     return values, ids
@@ -261,9 +258,12 @@ def _law_of(values: Tensor, ids: Tensor, scores: Tensor) -> Tensor:
     """The limit of temperature 0: all mass on the best token, which no filter would change."""
     law = torch.zeros_like(scores).scatter_(-1, ids, 1.0)
     lawless = ~(values > -math.inf)  # none is legal, or a score is NaN
-    if scores.device.type == "cpu":  # where looking is for nothing
-        return law.masked_fill_(lawless, math.nan) if bool(lawless.any()) else law
-    return law.masked_fill_(lawless, math.nan)
+    return law.masked_fill_(lawless, math.nan) if _waits(scores) or bool(lawless.any()) else law
+
+
+def _waits(tensor: Tensor) -> bool:
+    """Whether a look at its numbers waits for a device."""
+    return tensor.device.type != "cpu"
 
 
 # Each keep-function cuts by value, not by rank: tied tokens share one fate, whatever order a sort would give them.

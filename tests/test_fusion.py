@@ -12,9 +12,9 @@ import pytest
 import torch
 from test_causal_lm import TOLERANCE, assert_scores, uncached, walk
 from test_graphs import captured
-from tiny import ARCHITECTURES, MAX_CONTEXT, SIZES, build, gemma3, llama, qwen3
+from tiny import ARCHITECTURES, MAX_CONTEXT, SIZES, VOCABULARY, build, gemma3, llama, qwen3
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import LlamaForCausalLM, LlamaModel, PreTrainedModel
 
 import agentspec.models.fusion
 from agentspec.errors import ModelLoadError
@@ -377,29 +377,48 @@ def compiled_or_not(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-@pytest.mark.parametrize("change", ["a hook on the head", "a hook on the model", "a scale", "a shift of the embedding"])
+def altered(model: Any, part: Any, forward: Any) -> Any:
+    """``model``, of which ``part`` has a class of its own with this forward."""
+    part.__class__ = type("Altered", (type(part),), {"forward": forward})
+    return model
+
+
+def scaled(self: Any, input_ids: torch.Tensor, **options: Any) -> Any:
+    output = LlamaForCausalLM.forward(self, input_ids, **options)
+    output.logits = output.logits * 0.5
+    return output
+
+
+def clipped(self: Any, input_ids: torch.Tensor, **options: Any) -> Any:
+    output = LlamaForCausalLM.forward(self, input_ids, **options)
+    output.logits = output.logits.clamp(-1000, 1000)  # which no sample reaches
+    return output
+
+
+def shifted(self: Any, input_ids: torch.Tensor, **options: Any) -> Any:
+    return LlamaModel.forward(self, inputs_embeds=self.embed_tokens(input_ids) + 0.01, **options)
+
+
+@pytest.mark.parametrize("change", ["a hook on the head", "a hook on the model", "a scale", "a clip", "a shift"])
 def test_a_model_that_computes_more_around_its_stack_is_called_whole(change: str) -> None:
     model: Any = llama()
     tune(model, fuse=True, pack=False, compile=False)
+    assert direct(model) is not None
     if change.startswith("a hook"):
         part = model.lm_head if change == "a hook on the head" else model
         part.register_forward_hook(lambda module, arguments, output: None)
-    elif change == "a scale":
-        forward = type(model).forward
-
-        class Scaled(type(model)):  # type: ignore[misc]
-            def forward(self, *arguments: Any, **options: Any) -> Any:
-                output = forward(self, *arguments, **options)
-                output.logits = output.logits * 0.5
-                return output
-
-        model.__class__ = Scaled
+    elif change == "a shift":
+        altered(model, model.model, shifted)
     else:
-        original = type(model.model).forward
-
-        class Shifted(type(model.model)):  # type: ignore[misc]
-            def forward(self, input_ids: torch.Tensor, **options: Any) -> Any:
-                return original(self, inputs_embeds=self.embed_tokens(input_ids) + 0.01, **options)
-
-        model.model.__class__ = Shifted
+        altered(model, model, scaled if change == "a scale" else clipped)
     assert direct(model) is None
+
+
+def test_hooks_and_heads_that_come_later_are_seen() -> None:
+    lm, calls = CausalLM(compiled_or_not(llama())), []
+    before = lm.next_logits([[1, 2, 3]], [3])
+    lm.model.model.register_forward_hook(lambda module, arguments, output: calls.append(1))
+    assert torch.allclose(lm.next_logits([[4, 2, 3]], [3])[0, 0], lm.next_logits([[4]], [1])[0, 0], atol=1e-5)
+    assert calls
+    lm.model.lm_head = torch.nn.Linear(32, VOCABULARY, bias=False)
+    assert not torch.allclose(lm.next_logits([[1, 2, 3]], [3]), before)

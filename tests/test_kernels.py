@@ -4,6 +4,7 @@ does without what cannot be compiled."""
 from __future__ import annotations
 
 import copy
+import math
 import os
 import subprocess
 import sys
@@ -139,10 +140,17 @@ def test_blocks_of_any_shape_and_layout() -> None:
 
 @needs_compiler
 @pytest.mark.parametrize(
-    "block", [torch.zeros(1, 96, dtype=torch.bfloat16), torch.zeros(1, 64), torch.zeros(1, 96, device="meta")], ids=str
+    "block",
+    [
+        torch.zeros(1, 96, dtype=torch.bfloat16),
+        torch.zeros(1, 64),
+        torch.zeros(1, 96, device="meta"),
+        torch.zeros(1, 96, requires_grad=True),
+    ],
+    ids=["another type", "another width", "another device", "with gradients"],
 )
 def test_another_block_is_refused(block: Tensor) -> None:
-    with pytest.raises(TypeError, match=r"float32 \[\.\.\., 96\] on a CPU, got"):
+    with pytest.raises(TypeError, match=r"float32 \[\.\.\., 96\] on a CPU, without gradients, got"):
         multiplied(weights("int4"), block)
 
 
@@ -194,6 +202,14 @@ def test_keys_that_are_hidden_count_for_nothing(hiding: float) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("live", [1, 600])
+def test_a_position_that_sees_nothing_gets_zeros(live: int) -> None:
+    query, key, value, _ = attended(1, live)
+    mask = torch.full((1, 1, 1, live), torch.finfo(torch.float32).min)
+    assert not kernels().attention(query, key, value, mask, 0.125).any()
+
+
+@needs_compiler
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_attention_does_not_depend_on_threads(threads: int) -> None:
     arguments = *attended(70, 600), 0.125
@@ -206,7 +222,9 @@ def test_attention_does_not_depend_on_threads(threads: int) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("change", ["no mask", "float64", "heads of 48", "a mask by head", "scattered numbers"])
+@pytest.mark.parametrize(
+    "change", ["no mask", "float64", "heads of 48", "a mask by head", "scattered numbers", "gradients"]
+)
 def test_attention_that_the_kernel_does_not_compute_is_torchs(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     query, key, value, mask = attended(3, 10, dim=48 if change == "heads of 48" else 64)
     if change == "float64":
@@ -215,6 +233,8 @@ def test_attention_that_the_kernel_does_not_compute_is_torchs(change: str, monke
         mask = mask.expand(2, 6, 3, 10)
     elif change == "scattered numbers":
         key = key.transpose(2, 3).contiguous().transpose(2, 3)
+    elif change == "gradients":
+        query.requires_grad_()
     monkeypatch.setattr(attention_module, "kernels", None)
     arguments = query, key, value, None if change == "no mask" else mask
     module = SimpleNamespace(is_causal=True)
@@ -298,6 +318,25 @@ def test_copies_of_a_compiled_model_have_weights_of_their_own() -> None:
 
 
 @needs_compiler
+def test_weights_that_move_are_found_again() -> None:
+    model = compiled(llama(**WHOLE))
+    context = list(range(20))
+    expected = CausalLM(model).next_logits([context], [20])
+    norms = [parameter for name, parameter in model.named_parameters() if name.endswith("layernorm.weight")]
+    assert len(norms) == 4
+    model.to(torch.float64)
+    model.to(torch.float32)
+    junk = [torch.full_like(norm, math.nan) for norm in norms * 50]  # where the norms may have been
+    assert torch.equal(CausalLM(model).next_logits([context], [20]), expected)
+    del junk
+    with torch.no_grad():
+        for norm in norms:
+            norm.mul_(2)
+    model.to(torch.float32)
+    assert not torch.equal(CausalLM(model).next_logits([context], [20]), expected)
+
+
+@needs_compiler
 def test_one_compiled_model_may_serve_two_caches() -> None:
     model = compiled(llama(**WHOLE))
     first, second = CausalLM(model, rows=2), CausalLM(model, rows=3)
@@ -375,6 +414,31 @@ def test_a_broken_library_is_made_anew(anew: Path, monkeypatch: pytest.MonkeyPat
     kernels_module._kernels.cache_clear()
     assert kernels().panel_rows > 0
     assert kept.stat().st_size > 1000
+
+
+@needs_compiler
+def test_a_library_that_does_not_load_is_not_kept(anew: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f'#!/bin/sh\necho >>{count}\nfor last; do :; done\necho nothing >"$last"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", f"{compiler} --some-option")
+    with pytest.raises(KernelsMissingError, match="OSError"):
+        kernels()
+    assert not list(anew.iterdir())
+    assert len(count.read_text()) == 2  # one command to compile, one to link
+
+
+@needs_compiler
+def test_a_user_without_a_home_has_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in (CACHE_VARIABLE, "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", home)
+    kernels_module._kernels.cache_clear()
+    assert kernels().panel_rows > 0
 
 
 @needs_compiler

@@ -195,6 +195,34 @@ def test_running_out_of_memory_while_growing_leaves_an_empty_usable_cache(monkey
     assert read(kv, [1, 2, 3])[1] == 0
 
 
+def test_a_process_that_may_not_ask_for_the_whole_budget_takes_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    kv = cache(rows=2, max_slots=1000, budget_bytes=2 * 700 * SLOT_BYTES)
+
+    def limited(like: Tensor, *shape: int) -> Tensor:
+        if shape[2] > 128:
+            raise MemoryError("no more")
+        return like.new_zeros(shape)
+
+    monkeypatch.setattr(agentspec.models.kv_cache, "zeros", limited)
+    read(kv, list(range(100)))
+    assert (len(kv.rows), kv.capacity) == (2, 128)
+    with pytest.raises(MemoryError):
+        kv.reserve(1, 200)
+    assert read(kv, [1, 2, 3])[1] == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_writes_its_own() -> None:
+    found = zeros(torch.empty(0), 1, 1, 4, 4)
+    child = os.fork()
+    if child == 0:
+        found += 1
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert not found.any()
+
+
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_memory_is_taken_as_it_is_written(dtype: torch.dtype) -> None:

@@ -31,7 +31,7 @@ class Draft:
     """What was proposed for a batch.
 
     Args:
-        tokens: ``[B, K]`` ids; row b's first ``lengths[b]`` are meant.
+        tokens: ``[B, K]`` ids of the target; row b's first ``lengths[b]`` are meant.
         lengths: ``[B]``.
         q: ``[B, K, V]``, the law each token was drawn from; None where every token is a function of its context.
         sources: per row, the name of the drafter of each token; empty where all are the proposing drafter's.

@@ -160,12 +160,13 @@ def compiled_sdpa(
     """The same by a kernel of our own, where that computes what is asked for: a position's result does not depend on
     how many others are computed with it, nor on keys that its mask hides.
     """
-    known = [query, key, value]
-    if attention_mask is not None:
-        known.append(attention_mask)
-    is_plain = all(t.dtype == torch.float32 and t.is_cpu and t.stride(-1) == 1 for t in known)
-    has_whole_blocks = query.shape[-1] == value.shape[-1] and query.shape[-1] % BLOCK == 0
-    if attention_mask is None or attention_mask.shape[1] != 1 or not is_plain or not has_whole_blocks or dropout:
+    known = [query, key, value, *([] if attention_mask is None else [attention_mask])]
+    is_traced = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in known)
+    is_plain = all(t.dtype == torch.float32 and t.is_cpu and t.stride(-1) == 1 for t in known) and not is_traced
+    batch, heads, _, dim = query.shape
+    fits = key.shape == value.shape and key.shape[0] == batch and key.shape[3] == dim and dim % BLOCK == 0
+    fits &= heads % key.shape[1] == 0 and not dropout
+    if attention_mask is None or attention_mask.shape[1] != 1 or not is_plain or not fits:
         return grouped_sdpa(module, query, key, value, attention_mask, dropout, scaling, **options)
     _expect_known(options)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling

@@ -63,8 +63,12 @@ class CompiledLayers:
         sizes = {tuple((product.in_features, product.out_features) for product in of_layer) for of_layer in products}
         heads = [layer.self_attn.heads for layer in layers]
         kinds = {(each.query_heads, each.kv_heads, each.dim, each.scaling) for each in heads}
+        norms = [tensor for layer in layers for tensor in _weights(layer)[8:] if tensor is not None]
+        of_first = heads[0]
         return (
             len(sizes) == len(kinds) == 1
+            and products[0][0].out_features == (of_first.query_heads + 2 * of_first.kv_heads) * of_first.dim
+            and all(norm.dtype == torch.float32 and norm.is_cpu for norm in norms)
             and all(each.attention is compiled_sdpa and each.dim % BLOCK == 0 for each in heads)
             and all(isinstance(layer.mlp.act_fn, nn.SiLU | SiLUActivation) for layer in layers)
         )
@@ -103,6 +107,7 @@ class CompiledLayers:
         live, rows, slots = cache.written()
         stores = cache.stores(heads.layer)
         assert stores is not None
+        assert live <= cache.capacity
         each = (heads.query_heads + 2 * heads.kv_heads) * heads.dim
         mask = mask.expand(batch, 1, width, live)
         sizes = (ctypes.c_int64 * 17)(

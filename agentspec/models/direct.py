@@ -2,33 +2,47 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from agentspec.models.fusion import NO_MEMORY, SAMPLE, Call, FusedNorm, is_untouched
+from agentspec.models.fusion import NO_MEMORY, SAMPLE, Call, FusedNorm, is_untouched, named
 from agentspec.models.loading import longest_context
-from agentspec.models.packing import PackedLinear, product
+from agentspec.models.packing import PackedLinear
 from agentspec.models.stack import Stack
 
 _PARTS = {"model", "lm_head"}, {"embed_tokens", "rotary_emb", "layers", "norm"}
+_CACHES = {"cache", "past_key_values", "use_cache", "DynamicCache", "get_seq_length"}
+_NAMES = (  # what their code may name beside them
+    {"CausalLMOutputWithPast", "config", "last_hidden_state", "hidden_states", "attentions", "loss_function"}
+    | {"vocab_size", "slice_logits_to_keep", "isinstance", "int", "slice"},
+    {"BaseModelOutputWithPast", "ValueError", "arange", "config", "create_causal_mask", "device", "shape", "torch"}
+    | {"create_sliding_window_causal_mask", "has_sliding_layers", "layer_types", "sliding_window", "isinstance"}
+    | {"dict", "enumerate", "num_hidden_layers", "unsqueeze"},
+)
 
 
 class Direct:
     """Embedding, layers, norm and head of ``model``, which has just these and computes nothing else."""
 
     def __init__(self, model: Any) -> None:
-        inner = model.model
-        self._embed, self._rotate, self._stack = inner.embed_tokens, inner.rotary_emb, inner.layers[0]
-        self._norm, self._head = inner.norm, product(model.lm_head)
+        self._model = model
 
     def __call__(self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: Any, keep: int) -> Tensor:
         """Logits ``[B, keep, V]`` of the last positions of ``ids`` ``[B, F]``; the mask is ``[B, 1, F, live]``."""
-        hidden = self._embed(ids)
-        hidden = self._stack(hidden, self._rotate(hidden, positions), mask, cache=cache)
-        return self._head(self._norm(hidden[:, -keep:]))
+        inner = self._model.model
+        hidden = inner.embed_tokens(ids)
+        hidden = inner.layers[0](hidden, inner.rotary_emb(hidden, positions), mask, cache=cache)
+        logits: Tensor = self._model.lm_head(inner.norm(hidden[:, -keep:]))
+        return logits
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nobody has hooked into what is left out since."""
+        return is_untouched(self._model) and is_untouched(self._model.model)
 
 
 @torch.no_grad()
@@ -57,8 +71,13 @@ def _is_plain(model: Any) -> bool:
     inner: Any = getattr(model, "model", None)
     if not isinstance(inner, nn.Module):
         return False
-    names = tuple({name for name, child in module.named_children() if child is not None} for module in (model, inner))
-    if names != _PARTS or not all(map(is_untouched, (model, *inner.modules(), model.lm_head))):
+    for module, parts, names in zip((model, inner), _PARTS, _NAMES, strict=True):
+        if {name for name, child in module.named_children() if child is not None} != parts:
+            return False
+        code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+        if code is None or not (parts | names | _CACHES).issuperset(named(code)):
+            return False
+    if not all(map(is_untouched, (model, *inner.modules(), model.lm_head))):
         return False
     layers: Any = inner.layers
     is_stack = len(layers) == 1 and type(layers[0]) is Stack

@@ -107,7 +107,7 @@ class Forward:
         # Padding repeats its row's last position: one further on may not exist.
         positions = torch.minimum(slots, table[:, _END, None] - 1)
         with self._kv.writing(block, table[:, _ROW], slots):
-            if self._direct is not None and isinstance(masks, Tensor):
+            if self._direct is not None and self._direct.is_whole and isinstance(masks, Tensor):
                 return self._direct(ids, positions, masks, self._kv, keep)
             output = self._model(
                 input_ids=ids,

@@ -49,7 +49,7 @@ class Fused(nn.Module):
             return False
         forward: Any = getattr(type(module), "forward", None)
         code = getattr(inspect.unwrap(forward), "__code__", None)
-        return code is not None and (cls.parts | cls.optional_parts | cls.names).issuperset(_named(code))
+        return code is not None and (cls.parts | cls.optional_parts | cls.names).issuperset(named(code))
 
 
 def is_untouched(module: nn.Module) -> bool:
@@ -57,10 +57,10 @@ def is_untouched(module: nn.Module) -> bool:
     return not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 
-def _named(code: CodeType) -> set[str]:
+def named(code: CodeType) -> set[str]:
     """All that ``code`` names, in functions within it as well."""
     inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-    return {*code.co_names, *code.co_freevars} - {"__class__"} | {name for each in inner for name in _named(each)}
+    return {*code.co_names, *code.co_freevars} - {"__class__"} | {name for each in inner for name in named(each)}
 
 
 class FusedNorm(Fused):

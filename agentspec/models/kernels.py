@@ -7,12 +7,14 @@ import functools
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from agentspec.folders import expect_private, root
 from agentspec.models.graphs import Compile
 
 _SOURCES = Path(__file__).with_name("native")
-_COMPILERS = ("c++", "g++", "clang++")
+_COMPILERS = ("g++", "c++")  # Clang's OpenMP is another than torch's
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp")
 _INSTRUCTIONS = {"AVX512": ("-mavx512f", "-mfma"), "AVX2": ("-mavx2", "-mfma")}  # by what torch says of the processor
 _PATIENCE_S = 120.0
@@ -62,9 +64,9 @@ class Kernels:
         )
 
     def function(self, name: str, *arguments: type[Any]) -> Callable[..., None]:
-        """A function of the library by its name and the types of its arguments."""
+        """A function of the library by its name and the types of its arguments; it may raise ``MemoryError``."""
         found = getattr(self._library, name)
-        found.argtypes, found.restype = arguments, None
+        found.argtypes, found.restype, found.errcheck = arguments, ctypes.c_bool, _expect_memory
         function: Callable[..., None] = found
         return function
 
@@ -85,6 +87,11 @@ class Kernels:
             torch.get_num_threads(),
         )  # fmt: skip
         return out
+
+
+def _expect_memory(has_memory: bool, function: Any, arguments: Any) -> None:
+    if not has_memory:
+        raise MemoryError("Out of memory for what the kernels compute in between; shorten prompts, or prefill_chunk.")
 
 
 def kernels() -> Kernels:
@@ -134,38 +141,43 @@ def _found() -> Kernels:
     compiler = _compiler()
     if sys.platform != "linux" or compiler is None:
         raise KernelsMissingError(f"there is no C++ compiler (looked for $CXX, {', '.join(_COMPILERS)}, on Linux)")
-    command = (compiler, *_FLAGS, *_instructions())
+    command = (*compiler, *_FLAGS, *_instructions())
     texts = [path.read_bytes() for path in sorted(_SOURCES.iterdir()) if path.suffix in (".h", ".cpp")]
     version = hashlib.sha256(b"\0".join([*texts, *map(str.encode, command)])).hexdigest()[:32]
     return Kernels(_library(command, version), version)
 
 
 def _library(command: tuple[str, ...], version: str) -> ctypes.CDLL:
-    """The library that ``command`` makes, from the cache where it is there."""
+    """The library that ``command`` makes, from the cache where it is there; one that does not load is not kept."""
     try:
         folder = root() / "kernels"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         expect_private(folder)
+        scratch = Path(tempfile.mkdtemp(dir=folder))
+    except (OSError, CacheError):  # what cannot be kept is made for this process
+        with tempfile.TemporaryDirectory() as elsewhere:
+            return ctypes.CDLL(str(_build(command, Path(elsewhere))))
+    try:
         kept = folder / f"{version}.so"
         if kept.is_file():
-            try:
+            with suppress(OSError):  # half of one, or for another system: made anew
                 return ctypes.CDLL(str(kept))
-            except OSError:  # half of one, or for another system: made anew
-                kept.unlink()
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            _build(command, Path(scratch)).replace(kept)
-        return ctypes.CDLL(str(kept))
-    except (OSError, CacheError):  # what cannot be kept is made for this process
-        with tempfile.TemporaryDirectory() as scratch:
-            return ctypes.CDLL(str(_build(command, Path(scratch))))
+        built = _build(command, scratch)
+        library = ctypes.CDLL(str(built))
+        with suppress(OSError):
+            built.replace(kept)
+        return library
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _build(command: tuple[str, ...], folder: Path) -> Path:
     """The library, in ``folder``. It is linked without an OpenMP: torch's is there, and two would have two teams."""
     compiled, linked = folder / "kernels.o", folder / "kernels.so"
+    linker = command[: len(command) - len(_FLAGS) - len(_instructions())]
     steps: list[list[str | Path]] = [
         [*command, "-c", _SOURCES / "kernels.cpp", "-o", compiled],
-        [command[0], "-shared", compiled, "-o", linked],
+        [*linker, "-shared", compiled, "-o", linked],
     ]
     for step in steps:
         try:
@@ -177,10 +189,11 @@ def _build(command: tuple[str, ...], folder: Path) -> Path:
     return linked
 
 
-def _compiler() -> str | None:
-    if named := os.environ.get("CXX"):
-        return shutil.which(named)
-    return next((found for name in _COMPILERS if (found := shutil.which(name))), None)
+def _compiler() -> tuple[str, ...] | None:
+    """The words that begin a compiler's command."""
+    named = shlex.split(os.environ.get("CXX", ""))
+    names = [named] if named else [[name] for name in _COMPILERS]
+    return next(((found, *rest) for name, *rest in names if (found := shutil.which(name))), None)
 
 
 def _instructions() -> tuple[str, ...]:

@@ -189,7 +189,10 @@ class RaggedKV(Cache):
                 f"{self.budget_bytes:,} bytes: raise memory_budget_bytes or shorten the context"
             )
         if slots > self.capacity or affordable > len(self.rows):
-            self._lay_out(affordable, capacity)
+            try:
+                self._lay_out(affordable, capacity)
+            except MemoryError:  # of a process that may not even ask for so much
+                self._lay_out(affordable, min(-(-slots // _CAPACITY_STEP) * _CAPACITY_STEP, capacity))
         return len(self.rows)
 
     def _is_lazy(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 from dataclasses import dataclass
 
 import torch
@@ -33,10 +34,18 @@ class Memory:
 
 
 def zeros(like: Tensor, *shape: int) -> Tensor:
-    """Zeros of this shape, as ``like``; on a CPU, of memory that is taken only as it is written, in small pages."""
+    """Zeros of this shape, as ``like``; on a CPU, of memory that is taken only as it is written, in small pages.
+
+    Raises ``MemoryError``.
+    """
     if like.device.type != "cpu" or 0 in shape:
         return like.new_zeros(shape)
-    memory = mmap.mmap(-1, math.prod(shape) * like.element_size())
+    size = math.prod(shape) * like.element_size()
+    try:
+        # Private: a process that is forked from this one must not write here.
+        memory = mmap.mmap(-1, size, **({"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if os.name == "posix" else {}))
+    except OSError as error:
+        raise MemoryError(f"{size:,} bytes for K and V of one layer could not be had: {error}") from error
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
         memory.madvise(mmap.MADV_NOHUGEPAGE)
     return torch.frombuffer(memory, dtype=like.dtype).view(shape)

@@ -2,7 +2,7 @@
 
 A checkpoint of 16-bit numbers, or one that was quantised, keeps no more information when it is loaded as float32: only
 more bytes, and a pass over a few tokens takes as long as its weights take to come from memory. Here every number is
-found again bit by bit (a format that misses one is not taken), so nothing is rounded but sums.
+found again as it was (a format that misses one is not taken), so nothing is rounded but sums.
 
 Panels: ``panel_rows`` rows of a weight lie together, by blocks of ``BLOCK`` columns. A block holds its scales, then
 words of 32 bits with one or several columns of one row each.
@@ -134,10 +134,11 @@ def product(format: str, panels: Tensor, bias: Tensor | None, outputs: int) -> C
     columns = panels.shape[1] * BLOCK
 
     def compute(block: Tensor) -> Tensor:
-        if block.dtype != torch.float32 or not block.is_cpu or block.shape[-1] != columns:
+        is_traced = block.requires_grad and torch.is_grad_enabled()
+        if block.dtype != torch.float32 or not block.is_cpu or block.shape[-1] != columns or is_traced:
             raise TypeError(
-                f"Packed weights multiply float32 [..., {columns}] on a CPU, got {block.dtype} {[*block.shape]} on "
-                f"{block.device}."
+                f"Packed weights multiply float32 [..., {columns}] on a CPU, without gradients, got {block.dtype} "
+                f"{[*block.shape]} on {block.device}{' with gradients' if is_traced else ''}."
             )
         block = block.contiguous()
         out = block.new_empty(*block.shape[:-1], outputs)

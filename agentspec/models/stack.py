@@ -107,6 +107,12 @@ class Stack(Fused):
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._flatten()
 
+    def _apply(self, *arguments: Any, **options: Any) -> Any:
+        """Weights move, or become of another type."""
+        moved = super()._apply(*arguments, **options)  # type: ignore[no-untyped-call]
+        self._flatten()
+        return moved
+
     def _flatten(self) -> None:
         layers = list(self.layers)
         self._flat = [_Layer.of(layer) for layer in layers]

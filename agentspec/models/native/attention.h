@@ -113,50 +113,66 @@ void attend(const Attention& a, const float* q, const float* k, const float* v, 
     }
 }
 
-// out [batch, width, heads, dim]; dim is a multiple of BLOCK. Of k and v the rows are read; null for one after the
-// other.
+// Adds the sums of further keys to those of some rows.
+inline void absorb(const Sums& total, const Sums& part, int64_t rows, int64_t dim) {
+    for (int64_t row = 0; row < rows; row++) {
+        if (part.weight[row] == 0) continue;
+        const float greatest = std::max(total.greatest[row], part.greatest[row]);
+        const float before = exponential(Floats{} + (total.greatest[row] - greatest))[0];
+        const float now = exponential(Floats{} + (part.greatest[row] - greatest))[0];
+        float *sum = total.value + row * dim, *added = part.value + row * dim;
+        for (int64_t d = 0; d < dim; d++) sum[d] = sum[d] * before + added[d] * now;
+        total.greatest[row] = greatest;
+        total.weight[row] = total.weight[row] * before + part.weight[row] * now;
+    }
+}
+
+// out [batch, width, heads, dim]; dim is a multiple of BLOCK. kv_rows tells which row of k and v a row of q reads; null
+// for the same. A position that sees no key gets zeros.
+//
+// The parts of a task are computed one after the other, and where there are too few tasks, by all threads: either way
+// they are added up in order.
 void attention(const Attention& a, const float* q, const float* k, const float* v, const float* mask,
                const int64_t* kv_rows, float* out, float scale, int threads) {
     const int64_t groups = a.heads / a.kv_heads, parts = (a.live + PART - 1) / PART;
     const int64_t chunks = (a.width + QUERIES - 1) / QUERIES, rows = groups * std::min(QUERIES, a.width);
     const int64_t tasks = a.batch * a.kv_heads * chunks, kept = rows * (2 + a.dim);
-    float* const sums = scratch<0>(tasks * parts * kept);
-    const auto sums_of = [&](int64_t task, int64_t part) {
-        float* at = sums + (task * parts + part) * kept;
-        return Sums{at, at + rows, at + 2 * rows};
+    const bool shares = chunks == 1 && tasks < 4 * threads && parts > 1;
+    float* const shared = shares ? scratch<0>(tasks * parts * kept) : nullptr;
+    const auto sums_at = [&](float* at) { return Sums{at, at + rows, at + 2 * rows}; };
+    const auto compute = [&](int64_t task, int64_t part, float* mine, Sums to) {
+        const int64_t head = task / chunks % a.kv_heads, batch = task / chunks / a.kv_heads;
+        const int64_t begin = task % chunks * QUERIES, count = std::min(QUERIES, a.width - begin);
+        const int64_t row = kv_rows ? kv_rows[batch] : batch;
+        attend(a, q + batch * a.q_batch + head * groups * a.q_head, k + row * a.k_batch + head * a.k_head,
+               v + row * a.v_batch + head * a.v_head, mask + batch * a.mask_batch, scale, begin, count, part * PART,
+               std::min((part + 1) * PART, a.live), mine, to);
     };
 #pragma omp parallel num_threads(threads)
     {
-        float* const mine = scratch<1>(rows * (a.dim + KEYS + 1) + PANEL * a.dim);
+        float* const mine = scratch<1>(2 * kept + rows * (a.dim + KEYS + 1) + PANEL * a.dim);
+        const Sums total = sums_at(mine), next = sums_at(mine + kept);
+        if (shares) {
 #pragma omp for schedule(dynamic)
-        for (int64_t i = 0; i < tasks * parts; i++) {
-            const int64_t task = i / parts, part = i % parts, chunk = task % chunks;
-            const int64_t head = task / chunks % a.kv_heads, batch = task / chunks / a.kv_heads;
-            const int64_t begin = chunk * QUERIES, count = std::min(QUERIES, a.width - begin);
-            const int64_t row = kv_rows ? kv_rows[batch] : batch;
-            attend(a, q + batch * a.q_batch + head * groups * a.q_head, k + row * a.k_batch + head * a.k_head,
-                   v + row * a.v_batch + head * a.v_head, mask + batch * a.mask_batch, scale, begin, count, part * PART,
-                   std::min((part + 1) * PART, a.live), mine, sums_of(task, part));
+            for (int64_t i = 0; i < tasks * parts; i++)
+                compute(i / parts, i % parts, mine + 2 * kept, sums_at(shared + i * kept));
         }
-#pragma omp for schedule(static)
+#pragma omp for schedule(dynamic)
         for (int64_t task = 0; task < tasks; task++) {
-            const int64_t chunk = task % chunks, head = task / chunks % a.kv_heads, batch = task / chunks / a.kv_heads;
-            const int64_t begin = chunk * QUERIES, count = std::min(QUERIES, a.width - begin);
+            const int64_t head = task / chunks % a.kv_heads, batch = task / chunks / a.kv_heads;
+            const int64_t begin = task % chunks * QUERIES, count = std::min(QUERIES, a.width - begin);
+            std::fill_n(total.greatest, rows, HIDDEN);
+            std::fill_n(total.weight, rows, 0.0f);
+            std::fill_n(total.value, rows * a.dim, 0.0f);
+            for (int64_t part = 0; part < parts; part++) {
+                if (!shares) compute(task, part, mine + 2 * kept, next);
+                absorb(total, shares ? sums_at(shared + (task * parts + part) * kept) : next, groups * count, a.dim);
+            }
             for (int64_t row = 0; row < groups * count; row++) {
-                float greatest = HIDDEN, weight = 0;
-                for (int64_t part = 0; part < parts; part++)
-                    greatest = std::max(greatest, sums_of(task, part).greatest[row]);
-                float* to =
-                    out + ((batch * a.width + begin + row % count) * a.heads + head * groups + row / count) * a.dim;
-                std::fill_n(to, a.dim, 0.0f);
-                for (int64_t part = 0; part < parts; part++) {
-                    const Sums from = sums_of(task, part);
-                    if (from.weight[row] == 0) continue;
-                    const float share = exponential(Floats{} + (from.greatest[row] - greatest))[0];
-                    weight += from.weight[row] * share;
-                    for (int64_t d = 0; d < a.dim; d++) to[d] += from.value[row * a.dim + d] * share;
-                }
-                for (int64_t d = 0; d < a.dim; d++) to[d] /= weight;
+                const int64_t position = batch * a.width + begin + row % count;
+                float* const to = out + (position * a.heads + head * groups + row / count) * a.dim;
+                const float weight = total.weight[row] == 0 ? 1.0f : total.weight[row];
+                for (int64_t d = 0; d < a.dim; d++) to[d] = total.value[row * a.dim + d] / weight;
             }
         }
     }

@@ -49,7 +49,10 @@ template <int USE>
 float* scratch(int64_t floats) {
     static thread_local std::vector<float> memory;
     constexpr int64_t aligned = 64 / 4;
-    if ((int64_t)memory.size() < floats + aligned) memory.resize(floats + aligned);
+    if ((int64_t)memory.size() < floats + aligned) {
+        memory = {};  // before it grows: nothing in it is needed
+        memory.resize(floats + aligned);
+    }
     return memory.data() + aligned - (uintptr_t)memory.data() % 64 / 4;
 }
 
@@ -81,7 +84,7 @@ inline void transpose(Floats (&rows)[LANES]) {
     if constexpr (STEP > 1) transpose<STEP / 2>(rows);
 }
 
-// e^x for x <= 0, within 2 units in the last place; 1 for 0, and 0 for what is far below.
+// e^x for x <= 0, within 3 units in the last place; 1 for 0, and 0 for what is far below.
 inline Floats exponential(Floats x) {
     const Floats lowest = Floats{} - 87.0f;
     const auto vanishes = x < lowest;

@@ -90,6 +90,8 @@ def verify_coupled(p: Tensor, draft: Draft, dice: Dice) -> Verdict:
 
 def verify_greedy(p: Tensor, draft: Draft) -> Verdict:
     """What either rule comes to where every p is one-hot, in fewer operators: tokens stand while they have the mass."""
+    if draft.width == 0:
+        return Verdict(torch.zeros(len(p), dtype=torch.long, device=p.device), p[:, 0].argmax(-1))
     rows = torch.arange(len(p), device=p.device)
     stand = (p[:, :-1].gather(-1, draft.tokens[..., None])[..., 0] > 0) & draft.drafted  # NaN is not
     n = stand.long().cumprod(-1).sum(-1)

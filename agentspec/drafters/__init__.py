@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from copy import copy
 from functools import cached_property
 
 import torch
@@ -26,7 +26,6 @@ from agentspec.models import LanguageModel
 from agentspec.sequence import Batch
 
 
-@dataclass(frozen=True)
 class Draft:
     """What was proposed for a batch.
 
@@ -37,15 +36,19 @@ class Draft:
         sources: per row, the name of the drafter of each token; empty where all are the proposing drafter's.
         evidence: per row, how strongly each token is supported, as a small integer: tokens of one drafter and evidence
             are taken to be accepted equally often. Empty where the drafter makes no difference.
-        on_host: per row, the drafted ids, where they are known beside the device that holds ``tokens``.
     """
 
-    tokens: Tensor
-    lengths: Tensor
-    q: Tensor | None = None
-    sources: Sequence[Sequence[str]] = ()
-    evidence: Sequence[Sequence[int]] = ()
-    on_host: Sequence[Sequence[int]] | None = None
+    def __init__(
+        self,
+        tokens: Tensor,
+        lengths: Tensor,
+        q: Tensor | None = None,
+        sources: Sequence[Sequence[str]] = (),
+        evidence: Sequence[Sequence[int]] = (),
+    ) -> None:
+        self.tokens, self.lengths = tokens, lengths
+        self.q, self.sources, self.evidence = q, sources, evidence
+        self._device: torch.device | str = tokens.device
 
     @classmethod
     def of_spans(
@@ -56,24 +59,33 @@ class Draft:
         sources: Sequence[Sequence[str]] = (),
         evidence: Sequence[Sequence[int]] = (),
     ) -> Draft:
-        """A draft of these tokens per row."""
-        width = max(map(len, spans), default=0)
-        padded = [[*span, *[0] * (width - len(span))] for span in spans]
-        return cls(
-            upload(torch.tensor(padded, dtype=torch.long).view(len(spans), width), device),
-            upload(torch.tensor([len(span) for span in spans]), device),
-            q,
-            sources,
-            evidence,
-            spans,
-        )
+        """A draft of these tokens per row, which are uploaded when somebody asks for them."""
+        draft = cls.__new__(cls)
+        draft.spans = [list(span) for span in spans]
+        draft.q, draft.sources, draft.evidence = q, sources, evidence
+        draft._device = device
+        return draft
+
+    @cached_property
+    def tokens(self) -> Tensor:
+        """``[B, K]``: the drafted ids, 0 behind them."""
+        padded = [[*span, *[0] * (self.width - len(span))] for span in self.spans]
+        return upload(torch.tensor(padded, dtype=torch.long).view(len(padded), self.width), self._device)
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        """``[B]``: how many tokens were drafted."""
+        return upload(torch.tensor([len(span) for span in self.spans]), self._device)
 
     @cached_property
     def spans(self) -> list[list[int]]:
         """The drafted ids of each row."""
-        if self.on_host is not None:
-            return [list(span) for span in self.on_host]
         return [row[:n] for row, n in zip(self.tokens.tolist(), self.lengths.tolist(), strict=True)]
+
+    @cached_property
+    def width(self) -> int:
+        """K, the most tokens of a row."""
+        return self.tokens.shape[1] if "tokens" in vars(self) else max(map(len, self.spans), default=0)
 
     @cached_property
     def drafted(self) -> Tensor:
@@ -86,20 +98,26 @@ class Draft:
 
     def named(self, name: str) -> Draft:
         """The same draft, with ``name`` as the drafter of each token where it does not say."""
-        return self if self.sources else replace(self, sources=self.sources_or(name))
+        if self.sources:
+            return self
+        named = copy(self)
+        named.sources = self.sources_or(name)
+        return named
 
     def cut(self, width: int) -> Draft:
         """The first ``width`` tokens of each row."""
-        if width >= self.tokens.shape[1]:
+        if width >= self.width:
             return self
-        return Draft(
-            self.tokens[:, :width],
-            self.lengths.clamp(max=width),
+        cut = Draft.of_spans(
+            [span[:width] for span in self.spans],
+            self._device,
             None if self.q is None or not width else self.q[:, :width],
             [row[:width] for row in self.sources],
             [row[:width] for row in self.evidence],
-            [span[:width] for span in self.spans],
         )
+        if "tokens" in vars(self):  # on their device already
+            cut.tokens, cut.lengths = self.tokens[:, :width], self.lengths.clamp(max=width)
+        return cut
 
     def drawn_lengths(self, drawing: Collection[str] = ()) -> list[int]:
         """How far each row reaches up to its last drawn token, which may not be cut off.
@@ -125,9 +143,9 @@ class Draft:
     def q_at(self, n: Tensor, like: Tensor) -> Tensor:
         """``[B, V]``, shaped and typed like ``like``: row b's q at position ``n[b]``; zero past the draft."""
         past = torch.zeros_like(like)
-        if self.tokens.shape[1] == 0:
+        if self.width == 0:
             return past
-        rows, at = torch.arange(len(n), device=n.device), n.clamp(max=self.tokens.shape[1] - 1)
+        rows, at = torch.arange(len(n), device=n.device), n.clamp(max=self.width - 1)
         if self.q is None:
             law = past.scatter(-1, self.tokens[rows, at][:, None], 1.0)
         else:

@@ -77,7 +77,7 @@ def _kernels() -> Iterator[Finding]:
         yield "kernels", f"compiled for {torch.backends.cpu.get_cpu_capability()}, version {kernels().version[:8]}"
     except KernelsMissingError as error:
         yield "kernels", f"none: {error}"
-        yield "", "with them, models on a CPU are several times faster: install a C++ compiler (g++ or clang++)"
+        yield "", "with them, models on a CPU are several times faster: install a C++ compiler (g++)"
 
 
 def _cache() -> Iterator[Finding]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -50,8 +51,8 @@ class CompiledLayers:
         self._compute = kernels().function(
             "layers",
             *(ctypes.POINTER(_Layer), ctypes.c_int64, ctypes.POINTER(ctypes.c_int64), ctypes.c_int64, ctypes.c_int64),
-            *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p),
-            *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_float, ctypes.c_int),
+            *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p),
+            *(ctypes.POINTER(ctypes.c_int64), ctypes.c_void_p, ctypes.c_float, ctypes.c_int),
         )
 
     @staticmethod
@@ -104,26 +105,33 @@ class CompiledLayers:
         self, layers: Any, hidden: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor, cache: RaggedKV
     ) -> Tensor:
         heads, (batch, width, dim) = self._heads[0], hidden.shape
-        live, rows, slots = cache.written()
+        block, rows, slots = cache.written()
+        meant = block.meant()
         stores = cache.stores(heads.layer)
         assert stores is not None
-        assert live <= cache.capacity
+        assert block.live <= cache.capacity
         each = (heads.query_heads + 2 * heads.kv_heads) * heads.dim
-        mask = mask.expand(batch, 1, width, live)
+        mask = mask.expand(batch, 1, width, block.live)
         sizes = (ctypes.c_int64 * 17)(
-            *(batch, heads.query_heads, heads.kv_heads, width, live, heads.dim),
+            *(batch, heads.query_heads, heads.kv_heads, width, block.live, heads.dim),
             *(width * each, heads.dim, each),
             *(step for store in stores for step in store.stride()[:3]),
             *(mask.stride(0), mask.stride(2)),
         )
-        out = hidden.clone(memory_format=torch.contiguous_format)
-        cosines, sines = (angle.contiguous() for angle in angles)
-        rows, slots = rows.contiguous(), slots.contiguous()
+        starts = (ctypes.c_int64 * (batch + 1))(0, *accumulate(block.counts or [width] * batch))
+        parts = [part.expand(batch, *part.shape[1:]) for part in (hidden, *angles, slots)]
+        tokens, cosines, sines, slots = (part.flatten(0, 1) if meant is None else part[meant] for part in parts)
+        tokens = tokens.clone(memory_format=torch.contiguous_format)
+        cosines, sines, slots, rows = cosines.contiguous(), sines.contiguous(), slots.contiguous(), rows.contiguous()
         self._compute(
-            *(layers, len(layers), sizes, dim, self._inner, out.data_ptr()),
-            *(cosines.data_ptr(), sines.data_ptr(), 0 if len(cosines) == 1 else width * heads.dim, mask.data_ptr()),
-            *(rows.data_ptr(), slots.data_ptr(), heads.scaling, torch.get_num_threads()),
+            *(layers, len(layers), sizes, dim, self._inner, tokens.data_ptr()),
+            *(cosines.data_ptr(), sines.data_ptr(), mask.data_ptr(), rows.data_ptr(), starts, slots.data_ptr()),
+            *(heads.scaling, torch.get_num_threads()),
         )
+        if meant is None:
+            return tokens.view(batch, width, dim)
+        out = hidden.new_zeros(batch, width, dim)
+        out[meant] = tokens
         return out
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from agentspec.models.fusion import NO_MEMORY, SAMPLE, Call, FusedNorm, is_untouched, named
+from agentspec.models.kv_cache import RaggedKV
 from agentspec.models.loading import longest_context
 from agentspec.models.packing import PackedLinear
 from agentspec.models.stack import Stack
@@ -36,7 +37,19 @@ class Direct:
         inner = self._model.model
         hidden = inner.embed_tokens(ids)
         hidden = inner.layers[0](hidden, inner.rotary_emb(hidden, positions), mask, cache=cache)
-        logits: Tensor = self._model.lm_head(inner.norm(hidden[:, -keep:]))
+        return self._scores(
+            inner.norm(hidden[:, -keep:]), cache.written()[0].meant() if isinstance(cache, RaggedKV) else None
+        )
+
+    def _scores(self, hidden: Tensor, meant: Tensor | None) -> Tensor:
+        """Of columns that only pad zeros."""
+        if meant is None:
+            logits: Tensor = self._model.lm_head(hidden)
+            return logits
+        meant = meant[:, -hidden.shape[1] :]
+        scores = self._model.lm_head(hidden[meant])
+        logits = scores.new_zeros(*meant.shape, scores.shape[-1])
+        logits[meant] = scores
         return logits
 
     @property

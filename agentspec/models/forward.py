@@ -72,7 +72,9 @@ class Forward:
         needed = max(feed.start for feed in feeds) + width
         live = self._live(needed)
         first, start = rows[0] if is_run else None, feeds[0].start if len(rows) == 1 else None
-        block = Block(len(rows), width, live, first, start, spare=live - needed)
+        counts = tuple(len(feed.tokens) for feed in feeds)
+        is_ragged = self._device.type == "cpu" and min(counts) < width
+        block = Block(len(rows), width, live, first, start, live - needed, counts if is_ragged else None)
         if self.graphs.is_on and width <= SHORT_FEED:
             block = self._rounded(block)
             logits = self.graphs.run(
@@ -98,7 +100,7 @@ class Forward:
     def _rounded(self, block: Block) -> Block:
         width = round_width(block.width)
         live = round_live(block.live - block.width + width, self._kv.capacity)
-        return replace(block, width=width, live=live, start=None, spare=0)
+        return replace(block, width=width, live=live, start=None, spare=0, counts=None)
 
     def _compute(self, block: Block, keep: int, table: Tensor) -> Tensor:
         """The pass itself, ``[B, keep, V]``. Of the numbers that differ from call to call it reads only the table."""

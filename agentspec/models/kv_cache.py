@@ -47,6 +47,7 @@ class Block:
         first: the first of consecutive rows, which are read as a view; None where rows are gathered.
         start: of a single row, the first slot written; None where slots are looked up in a tensor.
         spare: how many of the live slots are behind all tokens, read to round their number and hidden by the mask.
+        counts: per row, how many slots do not only pad; None where all rows have ``width``, or it may not matter.
     """
 
     rows: int
@@ -55,6 +56,11 @@ class Block:
     first: int | None = None
     start: int | None = None
     spare: int = 0
+    counts: tuple[int, ...] | None = None
+
+    def meant(self) -> Tensor | None:
+        """``[rows, width]`` bool, on the host: what does not only pad; None where ``counts`` is."""
+        return None if self.counts is None else torch.arange(self.width) < torch.tensor(self.counts)[:, None]
 
 
 @dataclass(frozen=True)
@@ -233,7 +239,8 @@ class RaggedKV(Cache):
     def writing(self, block: Block, rows: Tensor, slots: Tensor) -> Iterator[None]:
         """Within this context a forward writes ``slots`` [B, width] of ``rows`` [B].
 
-        Columns that only pad land behind the tokens of their row, where the next write replaces them.
+        Columns that only pad may be left out, or land behind the tokens of their row, where the next write replaces
+        them.
         """
         self._writing = _Writing(block, rows, slots)
         try:
@@ -246,10 +253,10 @@ class RaggedKV(Cache):
         """Whether a forward is in progress."""
         return self._writing is not None
 
-    def written(self) -> tuple[int, Tensor, Tensor]:
-        """Of the forward in progress: the slots that attention reads, the rows ``[B]`` and slots that it writes."""
+    def written(self) -> tuple[Block, Tensor, Tensor]:
+        """Of the forward in progress: its shape, the rows ``[B]`` and the slots ``[B, width]`` that it writes."""
         assert self._writing is not None
-        return self._writing.block.live, self._writing.rows, self._writing.slots
+        return self._writing.block, self._writing.rows, self._writing.slots
 
     def stores(self, layer: int) -> tuple[Tensor, Tensor] | None:
         """K and V of a layer, ``[rows, kv_heads, capacity, head_dim]`` each; None before its first forward."""

@@ -128,23 +128,30 @@ inline void absorb(const Sums& total, const Sums& part, int64_t rows, int64_t di
 }
 
 // out [batch, width, heads, dim]; dim is a multiple of BLOCK. kv_rows tells which row of k and v a row of q reads; null
-// for the same. A position that sees no key gets zeros.
+// for the same. starts [batch + 1] are the places of rows of different widths, which lie one behind the other in q and
+// out; null where all have the same. A position that sees no key gets zeros.
 //
 // The parts of a task are computed one after the other, and where there are too few tasks, by all threads: either way
 // they are added up in order.
 void attention(const Attention& a, const float* q, const float* k, const float* v, const float* mask,
-               const int64_t* kv_rows, float* out, float scale, int threads) {
+               const int64_t* kv_rows, const int64_t* starts, float* out, float scale, int threads) {
     const int64_t groups = a.heads / a.kv_heads, parts = (a.live + PART - 1) / PART;
     const int64_t chunks = (a.width + QUERIES - 1) / QUERIES, rows = groups * std::min(QUERIES, a.width);
     const int64_t tasks = a.batch * a.kv_heads * chunks, kept = rows * (2 + a.dim);
     const bool shares = chunks == 1 && tasks < 4 * threads && parts > 1;
     float* const shared = shares ? scratch<0>(tasks * parts * kept) : nullptr;
     const auto sums_at = [&](float* at) { return Sums{at, at + rows, at + 2 * rows}; };
+    const auto start_of = [&](int64_t batch) { return starts ? starts[batch] : batch * a.width; };
+    const auto count_from = [&](int64_t batch, int64_t begin) {
+        return std::min(QUERIES, start_of(batch + 1) - start_of(batch) - begin);
+    };
     const auto compute = [&](int64_t task, int64_t part, float* mine, Sums to) {
         const int64_t head = task / chunks % a.kv_heads, batch = task / chunks / a.kv_heads;
-        const int64_t begin = task % chunks * QUERIES, count = std::min(QUERIES, a.width - begin);
+        const int64_t begin = task % chunks * QUERIES, count = count_from(batch, begin);
         const int64_t row = kv_rows ? kv_rows[batch] : batch;
-        attend(a, q + batch * a.q_batch + head * groups * a.q_head, k + row * a.k_batch + head * a.k_head,
+        const float* queries = q + (starts ? starts[batch] * a.q_width : batch * a.q_batch);
+        if (count <= 0) return;
+        attend(a, queries + head * groups * a.q_head, k + row * a.k_batch + head * a.k_head,
                v + row * a.v_batch + head * a.v_head, mask + batch * a.mask_batch, scale, begin, count, part * PART,
                std::min((part + 1) * PART, a.live), mine, to);
     };
@@ -160,7 +167,8 @@ void attention(const Attention& a, const float* q, const float* k, const float* 
 #pragma omp for schedule(dynamic)
         for (int64_t task = 0; task < tasks; task++) {
             const int64_t head = task / chunks % a.kv_heads, batch = task / chunks / a.kv_heads;
-            const int64_t begin = task % chunks * QUERIES, count = std::min(QUERIES, a.width - begin);
+            const int64_t begin = task % chunks * QUERIES, count = count_from(batch, begin);
+            if (count <= 0) continue;
             std::fill_n(total.greatest, rows, HIDDEN);
             std::fill_n(total.weight, rows, 0.0f);
             std::fill_n(total.value, rows * a.dim, 0.0f);
@@ -169,7 +177,7 @@ void attention(const Attention& a, const float* q, const float* k, const float* 
                 absorb(total, shares ? sums_at(shared + (task * parts + part) * kept) : next, groups * count, a.dim);
             }
             for (int64_t row = 0; row < groups * count; row++) {
-                const int64_t position = batch * a.width + begin + row % count;
+                const int64_t position = start_of(batch) + begin + row % count;
                 float* const to = out + (position * a.heads + head * groups + row / count) * a.dim;
                 const float weight = total.weight[row] == 0 ? 1.0f : total.weight[row];
                 for (int64_t d = 0; d < a.dim; d++) to[d] = total.value[row * a.dim + d] / weight;

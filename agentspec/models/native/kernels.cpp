@@ -1,5 +1,5 @@
-// What Python calls (see kernels.py and compiled.py). Tensors are float32 and lie on a CPU. Returned is whether there was
-// memory enough.
+// What Python calls (see kernels.py and compiled.py). Tensors are float32 and lie on a CPU. Returned is whether there
+// was memory enough.
 
 #include <new>
 
@@ -29,14 +29,13 @@ extern "C" bool product(int64_t format, const uint8_t* w, const float* x, float*
 
 extern "C" bool attention(const float* q, const float* k, const float* v, const float* mask, float* out,
                           const Attention* sizes, float scale, int threads) {
-    return fits([&] { attention(*sizes, q, k, v, mask, nullptr, out, scale, threads); });
+    return fits([&] { attention(*sizes, q, k, v, mask, nullptr, nullptr, out, scale, threads); });
 }
 
 extern "C" bool layers(const Layer* layer, int64_t count, const Attention* sizes, int64_t dim, int64_t inner,
-                       float* hidden, const float* cosines, const float* sines, int64_t angle_batch, const float* mask,
-                       const int64_t* rows, const int64_t* slots, float scale, int threads) {
+                       float* hidden, const float* cosines, const float* sines, const float* mask, const int64_t* rows,
+                       const int64_t* starts, const int64_t* slots, float scale, int threads) {
     return fits([&] {
-        layers(layer, count, *sizes, dim, inner, hidden, cosines, sines, angle_batch, mask, rows, slots, scale,
-               threads);
+        layers(layer, count, *sizes, dim, inner, hidden, cosines, sines, mask, rows, starts, slots, scale, threads);
     });
 }

@@ -60,12 +60,13 @@ void project(const Layer& layer, Part part, const float* x, float* y, int64_t to
             for (int64_t i = 0; i < out; i++) y[token * out + i] += bias[i];
 }
 
-// hidden [batch, width, dim] goes through count layers in place. rows [batch] and slots [batch, width] tell where K and
-// V are written; cosines and sines are [batch, width, a.dim], angle_batch numbers from row to row.
+// hidden [tokens, dim] goes through count layers in place. The tokens of a row, at most a.width of them, lie together;
+// starts [batch + 1] are the places of rows among them. rows [batch] and slots [tokens] tell where K and V are written;
+// cosines and sines are [tokens, a.dim].
 void layers(const Layer* layer, int64_t count, const Attention& a, int64_t dim, int64_t inner, float* hidden,
-            const float* cosines, const float* sines, int64_t angle_batch, const float* mask, const int64_t* rows,
+            const float* cosines, const float* sines, const float* mask, const int64_t* rows, const int64_t* starts,
             const int64_t* slots, float scale, int threads) {
-    const int64_t tokens = a.batch * a.width, rotating = a.heads + a.kv_heads, all = rotating + a.kv_heads;
+    const int64_t tokens = starts[a.batch], rotating = a.heads + a.kv_heads, all = rotating + a.kv_heads;
     float *const normed = scratch<2>(tokens * dim), *const states = scratch<3>(tokens * all * a.dim);
     float *const mixed = scratch<4>(tokens * a.heads * a.dim), *const wide = scratch<5>(tokens * 2 * inner);
     float* const active = scratch<6>(tokens * inner);
@@ -76,8 +77,8 @@ void layers(const Layer* layer, int64_t count, const Attention& a, int64_t dim, 
         project(*layer, QKV, normed, states, tokens, dim, all * a.dim, false, threads);
 #pragma omp parallel for num_threads(threads) if (tokens >= FEW)
         for (int64_t t = 0; t < tokens; t++) {
-            const int64_t angle = t / a.width * angle_batch + t % a.width * a.dim, slot = slots[t],
-                          row = rows[t / a.width];
+            const int64_t angle = t * a.dim, slot = slots[t];
+            const int64_t row = rows[std::upper_bound(starts, starts + a.batch, t) - starts - 1];
             for (int64_t head = 0; head < all; head++) {
                 float* x = states + (t * all + head) * a.dim;
                 if (head < rotating) {
@@ -92,7 +93,7 @@ void layers(const Layer* layer, int64_t count, const Attention& a, int64_t dim, 
                                 4 * a.dim);
             }
         }
-        attention(a, states, layer->keys, layer->values, mask, rows, mixed, scale, threads);
+        attention(a, states, layer->keys, layer->values, mask, rows, starts, mixed, scale, threads);
         project(*layer, OUT, mixed, hidden, tokens, a.heads * a.dim, dim, true, threads);
 #pragma omp parallel for num_threads(threads) if (tokens >= FEW)
         for (int64_t t = 0; t < tokens; t++)

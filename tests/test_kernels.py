@@ -130,6 +130,14 @@ def test_a_row_is_the_same_bit_by_bit_whatever_else_is_computed(format: str) -> 
 
 
 @needs_compiler
+def test_a_weight_that_was_laid_out_on_another_processor_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    format, panels = laid_out(weights("int4"))
+    monkeypatch.setattr(kernels(), "panel_rows", kernels().panel_rows // 2)
+    with pytest.raises(RuntimeError, match="another processor"):
+        product(format, panels, None, 70)
+
+
+@needs_compiler
 def test_blocks_of_any_shape_and_layout() -> None:
     weight, block = weights("int4"), normal(96, 4, 2, seed=1)
     expected = multiplied(weight, block.permute(2, 1, 0).contiguous())

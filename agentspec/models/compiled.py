@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers.activations import SiLUActivation
 
 from agentspec.models.attention import compiled_sdpa
-from agentspec.models.kernels import BLOCK, kernels
+from agentspec.models.kernels import BLOCK, Sizes, kernels
 from agentspec.models.kv_cache import RaggedKV
 from agentspec.models.packing import PanelLinear
 from agentspec.models.panels import FORMATS
@@ -112,7 +112,7 @@ class CompiledLayers:
         assert block.live <= cache.capacity
         each = (heads.query_heads + 2 * heads.kv_heads) * heads.dim
         mask = mask.expand(batch, 1, width, block.live)
-        sizes = (ctypes.c_int64 * 17)(
+        sizes = Sizes(
             *(batch, heads.query_heads, heads.kv_heads, width, block.live, heads.dim),
             *(width * each, heads.dim, each),
             *(step for store in stores for step in store.stride()[:3]),

@@ -34,7 +34,8 @@ _PATIENCE_S = 120.0
 BLOCK = 32
 """Columns of a weight that share scales; an attention head has a multiple of it."""
 
-_Sizes = ctypes.c_int64 * 17  # of attention.h's Attention
+Sizes = ctypes.c_int64 * 17
+"""Of ``attention.h``'s Attention."""
 
 
 class KernelsMissingError(Exception):
@@ -42,7 +43,7 @@ class KernelsMissingError(Exception):
 
 
 class Kernels:
-    """The compiled products.
+    """The compiled functions.
 
     Args:
         library: of ``native/``. It takes its threads from the OpenMP that torch has loaded, and so shares them.
@@ -80,7 +81,7 @@ class Kernels:
         kv_heads, live = key.shape[1:3]
         mask = mask.expand(batch, 1, width, live)
         strides = *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], mask.stride(0), mask.stride(2)
-        sizes = _Sizes(batch, heads, kv_heads, width, live, dim, *strides)
+        sizes = Sizes(batch, heads, kv_heads, width, live, dim, *strides)
         out = query.new_empty(batch, width, heads, dim)
         self._attention(
             query.data_ptr(), key.data_ptr(), value.data_ptr(), mask.data_ptr(), out.data_ptr(), sizes, scale,

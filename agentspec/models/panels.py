@@ -129,9 +129,14 @@ def product(format: str, panels: Tensor, bias: Tensor | None, outputs: int) -> C
 
     A row's result does not depend on the others. The function raises ``TypeError`` for a block of another type, or on
     another device.
+
+    Raises:
+        RuntimeError: for a weight that was laid out on another processor (and pickled).
     """
     multiply, place = kernels().product, list(FORMATS).index(format)
     columns = panels.shape[1] * BLOCK
+    if len(panels) != -(-outputs // kernels().panel_rows):
+        raise RuntimeError("These weights were laid out for another processor; load the model anew.")
 
     def compute(block: Tensor) -> Tensor:
         is_traced = block.requires_grad and torch.is_grad_enabled()

@@ -26,6 +26,7 @@ from agentspec import CausalLM
 from agentspec.folders import CACHE_VARIABLE
 from agentspec.models import attention as attention_module
 from agentspec.models import kernels as kernels_module
+from agentspec.models.compiled import CompiledLayers
 from agentspec.models.kernels import KernelsMissingError, compiles, kernels
 from agentspec.models.packing import layouts
 from agentspec.models.panels import FORMATS, fits, laid_out, product
@@ -263,6 +264,16 @@ def compiled(model: PreTrainedModel, **options: Any) -> PreTrainedModel:
     return model
 
 
+def uneven(model: PreTrainedModel) -> PreTrainedModel:
+    """``model`` with norms and biases that are not all ones and zeros, as new ones are."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.copy_(0.5 + torch.rand(parameter.shape, generator=generator))
+    return model
+
+
 def compiled_layers(model: PreTrainedModel) -> int:
     """Layers that are computed without Python in between."""
     return sum(len(m.layers) for m in model.modules() if isinstance(m, Stack) and m._compiled is not None)
@@ -292,10 +303,20 @@ def test_a_compiled_model_computes_the_same_on_a_random_walk(
     architecture: str, changes: dict[str, Any], expected: int
 ) -> None:
     sizes = {name: value for name, value in (SIZES | WHOLE | changes).items() if value is not None}
-    model = compiled(build(architecture, 0, **sizes))
+    model = compiled(uneven(build(architecture, 0, **sizes)))
     assert model.config._attn_implementation == attention_module.COMPILED_SDPA
     assert compiled_layers(model) == expected
-    walk(CausalLM(model, rows=3, prefill_chunk=16), build(architecture, 0, **sizes), seed=7, steps=40)
+    walk(CausalLM(model, rows=3, prefill_chunk=16), uneven(build(architecture, 0, **sizes)), seed=7, steps=40)
+
+
+@needs_compiler
+def test_layers_of_different_sizes_are_no_one_call() -> None:
+    first, second = (
+        next(module for module in compiled(llama(**WHOLE | changes)).modules() if isinstance(module, Stack))
+        for changes in ({}, {"intermediate_size": 96})
+    )
+    assert CompiledLayers.fit([*first.layers])
+    assert not CompiledLayers.fit([*first.layers, *second.layers])
 
 
 @needs_compiler

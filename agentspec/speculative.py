@@ -68,7 +68,7 @@ def verify(p: Tensor, draft: Draft, dice: Dice) -> Verdict:
     ratio = (p_of_tokens / draft.q_of_tokens()).double() * draft.drafted  # [B, K]; 0 past the draft
 
     r = dice.uniform(Role.ACCEPT, offsets.expand_as(ratio), edges=ratio)
-    n = (r < ratio).long().cumprod(-1).sum(-1)  # [B]; strict, for r can be 0 and an illegal token has ratio 0
+    n = _leading(r < ratio)  # strict, for r can be 0 and an illegal token has ratio 0
 
     p_n = p[rows, n]
     residual = (p_n - draft.q_at(n, like=p_n)).clamp(min=0)
@@ -83,8 +83,7 @@ def verify_coupled(p: Tensor, draft: Draft, dice: Dice) -> Verdict:
     """
     rows, offsets = torch.arange(len(p), device=p.device), torch.arange(p.shape[1], device=p.device)
     drawn = dice.draw(p, Role.TARGET, offsets.expand(p.shape[:2]))
-    stand = (draft.tokens == drawn[:, :-1]) & draft.drafted & ~p[:, :-1, 0].isnan()
-    n = stand.long().cumprod(-1).sum(-1)
+    n = _leading((draft.tokens == drawn[:, :-1]) & draft.drafted & ~p[:, :-1, 0].isnan())
     return Verdict(n, drawn[rows, n])
 
 
@@ -93,9 +92,13 @@ def verify_greedy(p: Tensor, draft: Draft) -> Verdict:
     if draft.width == 0:
         return Verdict(torch.zeros(len(p), dtype=torch.long, device=p.device), p[:, 0].argmax(-1))
     rows = torch.arange(len(p), device=p.device)
-    stand = (p[:, :-1].gather(-1, draft.tokens[..., None])[..., 0] > 0) & draft.drafted  # NaN is not
-    n = stand.long().cumprod(-1).sum(-1)
+    n = _leading((p[:, :-1].gather(-1, draft.tokens[..., None])[..., 0] > 0) & draft.drafted)  # NaN is not
     return Verdict(n, p[rows, n].argmax(-1))
+
+
+def _leading(accepted: Tensor) -> Tensor:
+    """``[B]``: how many of ``[B, K]`` are accepted before the first that is not."""
+    return accepted.long().cumprod(-1).sum(-1)
 
 
 VERIFY: dict[Acceptance, Callable[[Tensor, Draft, Dice], Verdict]] = {

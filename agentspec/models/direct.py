@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from agentspec.models.fusion import NO_MEMORY, SAMPLE, Call, FusedNorm, is_untouched, named
+from agentspec.models.fusion import Call, FusedNorm, is_untouched, named, record_calls
 from agentspec.models.kv_cache import RaggedKV
-from agentspec.models.loading import longest_context
 from agentspec.models.packing import PackedLinear
 from agentspec.models.stack import Stack
 
@@ -63,21 +62,13 @@ def direct(model: PreTrainedModel) -> Direct | None:
     """The pass of ``model`` without the modules around its layers; None where it is built or computes otherwise."""
     if not _is_plain(model):
         return None
-    computed = Direct(model)
-    embeddings: Any = model.get_input_embeddings()
-    dice, length = torch.Generator().manual_seed(0), min(SAMPLE, longest_context(model))
-    ids = torch.randint(embeddings.weight.shape[0], (1, length), generator=dice).to(model.device)
-    try:
-        for start in (0, longest_context(model) - length):
-            positions = torch.arange(start, start + length, device=model.device)[None]
-            expected = model(input_ids=ids, position_ids=positions, use_cache=False).logits
-            if not Call((ids, positions, None, None, length), {}, expected).is_answered_by(computed):
-                return None
-    except NO_MEMORY:
-        raise
-    except Exception:  # whoever loads the model finds that out, and says so
-        return None
-    return computed
+    computed, calls = Direct(model), record_calls(model, [""])[""]
+    for call in calls:
+        ids, positions = call.options["input_ids"], call.options["position_ids"]
+        asked = ids, positions, None, None, ids.shape[1]
+        if not Call(asked, {}, call.result.logits).is_answered_by(computed):
+            return None
+    return computed if calls else None
 
 
 def _is_plain(model: Any) -> bool:

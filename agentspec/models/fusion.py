@@ -24,8 +24,8 @@ from agentspec.models.attention import EAGER, SDPA, grouped_sdpa, preferred_atte
 from agentspec.models.graphs import ROUNDING
 from agentspec.models.loading import CACHE_KEYWORDS, longest_context
 
-SAMPLE = 5  # tokens of a forward that is compared
-NO_MEMORY = (MemoryError, torch.OutOfMemoryError)
+_SAMPLE = 5  # tokens of a forward that is compared
+_NO_MEMORY = (MemoryError, torch.OutOfMemoryError)
 
 Product = Callable[[Tensor], Tensor]
 """A linear layer: ``[..., in_features]`` to ``[..., out_features]``."""
@@ -292,7 +292,7 @@ class Call(NamedTuple):
             tolerance = ROUNDING.get(expected.dtype, 1e-4) * expected.abs().max()
             is_alike = found.shape == expected.shape and found.dtype == expected.dtype
             return bool(is_alike and (found - expected).abs().max() <= tolerance)
-        except NO_MEMORY:
+        except _NO_MEMORY:
             raise
         except Exception:
             return False
@@ -311,13 +311,13 @@ def record_calls(model: PreTrainedModel, names: Iterable[str]) -> dict[str, list
     hooks = [model.get_submodule(name).register_forward_hook(partial(note, name), with_kwargs=True) for name in calls]
     dice = torch.Generator().manual_seed(0)
     embeddings: Any = model.get_input_embeddings()
-    length = min(SAMPLE, longest_context(model))
+    length = min(_SAMPLE, longest_context(model))
     ids = torch.randint(embeddings.weight.shape[0], (1, length), generator=dice).to(model.device)
     try:
         for start in (0, longest_context(model) - length):
             positions = torch.arange(start, start + length, device=model.device)
             model(input_ids=ids, position_ids=positions[None], use_cache=False)
-    except NO_MEMORY:
+    except _NO_MEMORY:
         raise
     except Exception:  # whoever loads the model finds that out, and says so
         calls = {name: [] for name in calls}
@@ -331,7 +331,7 @@ def _fused(kind: _Kind, module: nn.Module, calls: list[Call]) -> Fused | None:
     """``module`` in its fused form; None where that gives anything else, or cannot be made."""
     try:
         fused = kind.of(module).eval()
-    except NO_MEMORY:
+    except _NO_MEMORY:
         raise
     except Exception:  # built otherwise than it looks: it stays as it is
         return None

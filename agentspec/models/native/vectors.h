@@ -1,4 +1,4 @@
-// Vectors of float32, as long as the processor has them: GCC's and Clang's vector types, no intrinsics.
+// Vectors of float32, as long as the processor has them: GCC's vector types, no intrinsics.
 #pragma once
 
 #include <cstdint>
@@ -63,11 +63,7 @@ constexpr int mixed(int lane, bool upper) {
 
 template <int STEP, bool UPPER, int... LANE>
 inline Floats shuffle(Floats a, Floats b, std::integer_sequence<int, LANE...>) {
-#if defined(__clang__)
-    return __builtin_shufflevector(a, b, mixed<STEP>(LANE, UPPER)...);
-#else
     return __builtin_shuffle(a, b, Words{mixed<STEP>(LANE, UPPER)...});
-#endif
 }
 
 // LANES x LANES numbers, transposed: halves change places, then quarters, ...

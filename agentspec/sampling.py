@@ -8,14 +8,19 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from agentspec.device import vector
 from agentspec.errors import InvalidRequestError
+from agentspec.masks import Masks
 
 LEAST_TEMPERATURE = 1e-5
 """Below this, scores divided by it leave float32; the law is greedy long before."""
+
+NO_TOKEN = -1
+"""Stands for a token where none may come."""
 
 LogitsProcessor = Callable[[list[int], Tensor], Tensor]
 """``(prefix, logits [V]) -> logits [V]``."""
@@ -180,20 +185,12 @@ def warp(
     Raises:
         InvalidRequestError: where a processor returns no scores.
     """
-    scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    adjusted = [b for b, p in enumerate(params) if p.adjusts]
-    if adjusted:
-        if prefixes is None:
-            raise ValueError("Penalties, bans and processors look at prefixes; expected one per row, got none.")
-        scores = scores.clone()
-        for b in adjusted:
-            for k in range(prefixes[b].positions):
-                scores[b, k] = _adjust(scores[b, k], params[b], prefixes[b], k)
-    greedy = [p.temperature == 0 for p in params]
-    if all(greedy):
-        return _law_of(*_best(scores, mask), scores)
+    scores = _adjusted(logits, params, prefixes)
     if mask is not None:
         scores = torch.where(mask, scores, -math.inf)
+    greedy = [p.temperature == 0 for p in params]
+    if all(greedy):
+        return _one_hot(scores)
     warm = scores / _by_row([p.temperature or 1.0 for p in params], scores)
     for keep, values, neutral in (
         (_keep_top_k, [p.top_k for p in params], 0),
@@ -206,7 +203,59 @@ def warp(
             warm = warm.index_copy(0, index, keep(warm[index], [values[b] for b in rows]))
     law = warm.softmax(-1)
     cold = [b for b, is_greedy in enumerate(greedy) if is_greedy]
-    return law.index_copy(0, _index(cold, law), _law_of(*_best(scores[cold]), scores[cold])) if cold else law
+    return law.index_copy(0, _index(cold, law), _one_hot(scores[cold])) if cold else law
+
+
+def best_tokens(
+    logits: Tensor, params: Sequence[SamplingParams], masks: Masks, prefixes: Sequence[Prefix] | None = None
+) -> list[list[int]]:
+    """``[B, K]``: the token that has all of a law's mass at temperature 0; ``NO_TOKEN`` where there is no law.
+
+    What ``warp`` comes to there, without the V numbers of a law. A mask is looked at where the best token is illegal.
+    """
+    scores = _adjusted(logits, params, prefixes)
+    tokens, values = _greatest(scores)
+    illegal = [
+        (b, k)
+        for b, row in enumerate(masks.rows)
+        for k, mask in enumerate(row)
+        if mask is not None and tokens[b][k] not in mask
+    ]
+    if illegal:
+        rows, positions = map(list, zip(*illegal, strict=True))
+        legal = Masks([[masks.rows[b][k]] for b, k in illegal], scores.device).tensor
+        assert legal is not None
+        again = _greatest(torch.where(legal, scores[rows, positions][:, None], -math.inf))
+        for b, k, token, value in zip(rows, positions, *again, strict=True):
+            [tokens[b][k]], [values[b][k]] = token, value
+    return [
+        [token if value > -math.inf else NO_TOKEN for token, value in zip(*row, strict=True)]  # a NaN is no law either
+        for row in zip(tokens, values, strict=True)
+    ]
+
+
+def _greatest(scores: Tensor) -> tuple[list[list[int]], list[list[float]]]:
+    """Of scores ``[B, K, V]``: the first best token of every position, and its score."""
+    if scores.device.type == "cpu":
+        numbers = scores.numpy(force=True)
+        best = numbers.argmax(-1)  # ten times as fast as torch's
+        return best.tolist(), np.take_along_axis(numbers, best[..., None], -1)[..., 0].tolist()
+    values, tokens = scores.max(-1)
+    return tokens.tolist(), values.tolist()
+
+
+def _adjusted(logits: Tensor, params: Sequence[SamplingParams], prefixes: Sequence[Prefix] | None) -> Tensor:
+    """The scores, float32 or wider, under penalties, bias, bans and processors."""
+    scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    rows = [b for b, p in enumerate(params) if p.adjusts]
+    if rows:
+        if prefixes is None:
+            raise ValueError("Penalties, bans and processors look at prefixes; expected one per row, got none.")
+        scores = scores.clone()
+        for b in rows:
+            for k in range(prefixes[b].positions):
+                scores[b, k] = _adjust(scores[b, k], params[b], prefixes[b], k)
+    return scores
 
 
 def _adjust(scores: Tensor, params: SamplingParams, prefix: Prefix, k: int) -> Tensor:
@@ -243,27 +292,11 @@ def _index(rows: list[int], like: Tensor) -> Tensor:
     return vector(rows, like, torch.long)
 
 
-def _best(scores: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The first best legal token of every position: its score and its id, ``[B, K, 1]`` each."""
-    if mask is None or _waits(scores):
-        return (scores if mask is None else torch.where(mask, scores, -math.inf)).max(-1, keepdim=True)
+def _one_hot(scores: Tensor) -> Tensor:
+    """The limit of temperature 0: all mass on the first best token, which no filter would change."""
     values, ids = scores.max(-1, keepdim=True)
-    illegal = ~mask.gather(-1, ids)[..., 0]  # the best of all is legal nearly always, and a mask costs more than a look
-    if bool(illegal.any()):
-        values[illegal], ids[illegal] = scores[illegal].masked_fill_(~mask[illegal], -math.inf).max(-1, keepdim=True)
-    return values, ids
-
-
-def _law_of(values: Tensor, ids: Tensor, scores: Tensor) -> Tensor:
-    """The limit of temperature 0: all mass on the best token, which no filter would change."""
     law = torch.zeros_like(scores).scatter_(-1, ids, 1.0)
-    lawless = ~(values > -math.inf)  # none is legal, or a score is NaN
-    return law.masked_fill_(lawless, math.nan) if _waits(scores) or bool(lawless.any()) else law
-
-
-def _waits(tensor: Tensor) -> bool:
-    """Whether a look at its numbers waits for a device."""
-    return tensor.device.type != "cpu"
+    return law.masked_fill_(~(values > -math.inf), math.nan)  # none is legal, or a score is NaN
 
 
 # Each keep-function cuts by value, not by rank: tied tokens share one fate, whatever order a sort would give them.

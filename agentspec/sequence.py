@@ -15,6 +15,7 @@ from torch import Tensor
 from agentspec.detokenizer import Detokenizer, overlap
 from agentspec.dice import DICE, Acceptance, Dice, fresh_seed
 from agentspec.errors import GrammarError, InvalidRequestError
+from agentspec.masks import TokenMask
 from agentspec.sampling import Prefix, SamplingParams
 
 
@@ -35,8 +36,8 @@ class FinishReason(StrEnum):
 class Matcher(Protocol):
     """The state of a grammar after some tokens. End tokens are not its business."""
 
-    def allowed(self) -> Tensor:
-        """``[V]`` bool on the CPU: the tokens that may come next. The caller may change the tensor."""
+    def allowed(self) -> TokenMask:
+        """The tokens that may come next."""
         ...
 
     def advance(self, token: int) -> bool:
@@ -199,7 +200,7 @@ class Sequence:
         return self._cut is not None
 
     def _grammar_is_over(self) -> bool:
-        return self.matcher is not None and self.matcher.is_complete() and not bool(self.matcher.allowed().any())
+        return self.matcher is not None and self.matcher.is_complete() and self.matcher.allowed().is_empty
 
 
 class Batch:
@@ -232,9 +233,9 @@ class Batch:
         return self._dice or DICE[self.acceptance](seeds, lengths, self.device)
 
     @property
-    def is_greedy(self) -> bool:
-        """Whether the law of every row is one-hot."""
-        return all(params.temperature == 0 for params in self.params)
+    def needs_laws(self) -> bool:
+        """Whether more of the laws is needed than their best tokens: for a draw, or for log-probabilities."""
+        return any(p.temperature > 0 or (p.logprobs is not None and not p.raw_logprobs) for p in self.params)
 
     def prefixes(self, spans: SequenceOf[list[int]]) -> list[Prefix] | None:
         """What stands before every position of a drafted span and behind it; None where no law looks at it."""
@@ -254,25 +255,25 @@ class Batch:
         """Seconds spent so far on the text of the batch's sequences."""
         return sum(s.detokenize_seconds for s in self.sequences)
 
-    def commit(self, blocks: SequenceOf[list[int]], p: Tensor, logits: Tensor) -> list[int]:
+    def commit(self, blocks: SequenceOf[list[int]], p: Tensor | None, logits: Tensor) -> list[int]:
         """Extend every sequence by its block; how many tokens each took.
 
         Args:
             blocks: accepted tokens and the recovered or bonus token, per row.
-            p: ``[B, K+1, V]``, the law that each position of the block was drawn from.
+            p: ``[B, K+1, V]``, the law that each position was drawn from; None where the batch ``needs_laws`` not.
             logits: ``[B, K+1, V]``, the target's scores that it was made of.
         """
         return [
-            _commit_row(s, block, p[b], logits[b])
+            _commit_row(s, block, None if p is None else p[b], logits[b])
             for b, (s, block) in enumerate(zip(self.sequences, blocks, strict=True))
         ]
 
 
-def _commit_row(sequence: Sequence, block: list[int], p: Tensor, logits: Tensor) -> int:
+def _commit_row(sequence: Sequence, block: list[int], p: Tensor | None, logits: Tensor) -> int:
     taken = sequence.extend(block)
     if sequence.params.logprobs is not None:
-        laws = logits[:taken].float().softmax(-1) if sequence.params.raw_logprobs else p[:taken]
-        sequence.logprobs += _logprobs(block[:taken], laws, sequence.params.logprobs)
+        laws = logits.float().softmax(-1) if sequence.params.raw_logprobs or p is None else p
+        sequence.logprobs += _logprobs(block[:taken], laws[:taken], sequence.params.logprobs)
         del sequence.logprobs[sequence.length :]
     return taken
 

@@ -9,7 +9,7 @@ draft a row has q = 0, for which the bonus token *is* the token drawn from the r
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,9 +24,10 @@ from agentspec.drafters import Draft, Drafter, NoDrafter
 from agentspec.errors import InvalidRequestError
 from agentspec.models import CachingModel, LanguageModel
 from agentspec.models.cost import measured
-from agentspec.sampling import warp
+from agentspec.sampling import NO_TOKEN, best_tokens, warp
 from agentspec.sequence import Batch
 from agentspec.stats import FORCED, Laps, RoundStats, RowStats
+from agentspec.tokens import common_prefix
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,17 @@ class Verdict:
         """
         rows = torch.arange(len(p), device=p.device)
         has_no_law = p[rows, self.accepted, 0].isnan()
-        told = torch.stack([self.accepted, self.token, has_no_law.long()], dim=1).tolist()
-        if any(is_lawless for _, _, is_lawless in told):
-            raise InvalidRequestError(
-                "No token may come next: the grammar has a dead end here, or it, banned ids, min_tokens and a "
-                "logits_processor together leave none; loosen one of them."
-            )
-        return [[*span[:n], token] for span, (n, token, _) in zip(draft.spans, told, strict=True)]
+        told = torch.stack([self.accepted, self.token.masked_fill(has_no_law, NO_TOKEN)], dim=1).tolist()
+        return [[*span[:n], _drawn(token)] for span, (n, token) in zip(draft.spans, told, strict=True)]
+
+
+def _drawn(token: int) -> int:
+    if token == NO_TOKEN:
+        raise InvalidRequestError(
+            "No token may come next: the grammar has a dead end here, or it, banned ids, min_tokens and a "
+            "logits_processor together leave none; loosen one of them."
+        )
+    return token
 
 
 def verify(p: Tensor, draft: Draft, dice: Dice) -> Verdict:
@@ -87,13 +92,21 @@ def verify_coupled(p: Tensor, draft: Draft, dice: Dice) -> Verdict:
     return Verdict(n, drawn[rows, n])
 
 
-def verify_greedy(p: Tensor, draft: Draft) -> Verdict:
-    """What either rule comes to where every p is one-hot, in fewer operators: tokens stand while they have the mass."""
-    if draft.width == 0:
-        return Verdict(torch.zeros(len(p), dtype=torch.long, device=p.device), p[:, 0].argmax(-1))
-    rows = torch.arange(len(p), device=p.device)
-    n = _leading((p[:, :-1].gather(-1, draft.tokens[..., None])[..., 0] > 0) & draft.drafted)  # NaN is not
-    return Verdict(n, p[rows, n].argmax(-1))
+def verify_greedy(best: Sequence[Sequence[int]], draft: Draft) -> list[list[int]]:
+    """What either rule comes to where every p is one-hot: drafted tokens stand while they are the best ones.
+
+    Args:
+        best: ``[B, K+1]``, the token that has all the mass; ``NO_TOKEN`` where there is no law.
+        draft: the drafted tokens.
+
+    Returns:
+        What each row emits, as ``Verdict.blocks``. Raises likewise.
+    """
+    blocks = []
+    for span, tokens in zip(draft.spans, best, strict=True):
+        n = common_prefix(span, tokens)
+        blocks.append([*span[:n], _drawn(tokens[n])])
+    return blocks
 
 
 def _leading(accepted: Tensor) -> Tensor:
@@ -158,11 +171,14 @@ class SpeculativeDecoder:
             with Stopwatch(self.device) as watch:
                 logits = self.target.next_logits(batch.contexts(draft.spans), [len(span) + 1 for span in draft.spans])
             laps.lap("verify_s")
-            masks = walk.masks(draft.spans)
+            masks, prefixes, p = walk.masks(draft.spans), batch.prefixes(draft.spans), None
+            mask = masks.tensor if batch.needs_laws else None
             masked_at = laps.lap("mask_s")
-            p = warp(logits, batch.params, masks, batch.prefixes(draft.spans))
-            verdict = verify_greedy(p, draft) if batch.is_greedy else VERIFY[batch.acceptance](p, draft, batch.dice)
-            blocks = verdict.blocks(draft, p)
+            if batch.needs_laws:
+                p = warp(logits, batch.params, mask, prefixes)
+                blocks = VERIFY[batch.acceptance](p, draft, batch.dice).blocks(draft, p)
+            else:
+                blocks = verify_greedy(best_tokens(logits, batch.params, masks, prefixes), draft)
         finally:
             walk.settle()  # until the commit a round changes nothing, so that one that fails can be played again
         before = batch.detokenize_seconds
@@ -192,7 +208,7 @@ class SpeculativeDecoder:
 
 
 def _commit(
-    batch: Batch, draft: Draft, blocks: list[list[int]], walk: Walk, p: Tensor, logits: Tensor
+    batch: Batch, draft: Draft, blocks: list[list[int]], walk: Walk, p: Tensor | None, logits: Tensor
 ) -> tuple[RowStats, ...]:
     """Commit the block of every row; count what each drafter proposed and what was kept of it."""
     committed = batch.commit(blocks, p, logits)

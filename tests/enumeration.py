@@ -36,6 +36,7 @@ from agentspec import (
 )
 from agentspec.dice import Dice, Role
 from agentspec.drafters import NoDrafter
+from agentspec.masks import TokenMask
 from agentspec.sampling import Prefix, warp
 from agentspec.sequence import Matcher
 
@@ -83,10 +84,8 @@ class AutomatonMatcher:
         self._edges, self._final, self._vocab_size = edges, final, vocab_size
         self.path = [0]
 
-    def allowed(self) -> Tensor:
-        mask = torch.zeros(self._vocab_size, dtype=torch.bool)
-        mask[list(self._edges.get(self.path[-1], {}))] = True
-        return mask
+    def allowed(self) -> TokenMask:
+        return TokenMask.none(self._vocab_size).but(self._edges.get(self.path[-1], {}), legal=True)
 
     def advance(self, token: int) -> bool:
         state = self._edges.get(self.path[-1], {}).get(token)
@@ -237,13 +236,13 @@ def plain_law(
         for token in emitted:
             if state is not None and token not in end_tokens:
                 state.advance(token)
-        over = state is not None and state.is_complete() and not state.allowed().any()
+        over = state is not None and state.is_complete() and state.allowed().is_empty
         if len(emitted) == length or over or (emitted and emitted[-1] in end_tokens):
             law[emitted] = law.get(emitted, 0.0) + probability
             return
         mask = None
         if state is not None:
-            mask = state.allowed()
+            mask = state.allowed().tensor()
             mask[list(end_tokens)] = state.is_complete()
             mask = mask[None, None]
         context = prompt + list(emitted)

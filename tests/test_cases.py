@@ -349,15 +349,15 @@ def test_12_masks_beyond_the_end_of_a_grammar_are_defined() -> None:
     ids, end = KNOWN[True].encode(WISH), KNOWN[True].eos_token_id
     walk = Walk(Batch([sequence_of(scenario)]), len(KNOWN[True]))
     masks = walk.masks([[*ids, 9, 9, 9]])
-    assert masks is not None
-    assert masks.shape == (1, len(ids) + 4, len(KNOWN[True]))
-    assert masks[0, len(ids) :].all()  # nothing is drawn there: the commit ends the text before
+    assert masks.tensor is not None
+    assert masks.tensor.shape == (1, len(ids) + 4, len(KNOWN[True]))
+    assert masks.tensor[0, len(ids) :].all()  # nothing is drawn there: the commit ends the text before
     walk.settle()
     open_ended = Scenario("ab", grammar=Grammar.regex("a(b)?"))
     walk = Walk(Batch([sequence_of(open_ended)]), len(KNOWN[True]))
     masks = walk.masks([KNOWN[True].encode("a")])
-    assert masks is not None
-    assert set(masks[0, 1].nonzero().flatten().tolist()) == {*KNOWN[True].encode("b"), end}
+    assert masks.rows[0][1] is not None
+    assert set(masks.rows[0][1].tensor().nonzero().flatten().tolist()) == {*KNOWN[True].encode("b"), end}
 
 
 def test_13_q_and_p_see_the_same_mask_for_the_same_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -397,7 +397,7 @@ def test_14_the_matcher_stands_where_the_tokens_end(wrong_from: int) -> None:
         decoder.round(Batch([sequence]))
         fresh = compiler(KNOWN[True], len(KNOWN[True])).matcher(SHOP)
         assert all(map(fresh.advance, sequence.tokens))
-        assert torch.equal(fresh.allowed(), sequence.matcher.allowed())
+        assert fresh.allowed() == sequence.matcher.allowed()
         assert fresh.is_complete() == sequence.matcher.is_complete()
 
 
@@ -555,7 +555,7 @@ def test_25_logprobs_are_those_of_the_law_that_was_drawn_from(raw: bool, grammar
             context = [*scenario.prompt, *found.tokens[:at]]
             logits, mask = model.next_logits([context], [1]), None
             if matcher is not None:
-                mask = matcher.allowed()
+                mask = matcher.allowed().tensor()
                 mask[KNOWN[True].eos_token_id] |= matcher.is_complete()
                 mask = mask[None, None]
                 matcher.advance(found.tokens[at])

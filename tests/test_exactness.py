@@ -42,7 +42,9 @@ from agentspec import (
 )
 from agentspec.constraints import Walk
 from agentspec.dice import Acceptance, CoupledDice, Dice, Role
-from agentspec.sampling import warp
+from agentspec.errors import InvalidRequestError
+from agentspec.masks import Masks, TokenMask
+from agentspec.sampling import best_tokens, warp
 from agentspec.speculative import verify, verify_coupled, verify_greedy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -168,22 +170,30 @@ def test_the_greedy_verdict_is_what_both_rules_come_to(is_dense: bool) -> None:
     rows, gamma, vocabulary = 40, 3, 4
     scores = torch.randn(rows, gamma + 1, vocabulary, generator=generator)
     nowhere = torch.rand(rows, gamma + 1, generator=generator) < 0.1  # no token is legal there
-    p = warp(scores.masked_fill(nowhere[..., None], -math.inf), [SamplingParams(temperature=0)] * rows)
+    legal = (torch.rand(scores.shape, generator=generator) < 0.7) & ~nowhere[..., None]
+    masks = Masks([[TokenMask.of(mask) for mask in row] for row in legal])
+    params = [SamplingParams(temperature=0)] * rows
+    p, found = warp(scores, params, masks.tensor), best_tokens(scores, params, masks)
     best = p.nan_to_num().argmax(-1)[:, :-1]
     strays = torch.randint(vocabulary, best.shape, generator=generator)
     tokens = torch.where(torch.rand(best.shape, generator=generator) < 0.7, best, strays)
     lengths = torch.randint(gamma + 1, (rows,), generator=generator)
     q = 0.5 + torch.rand(rows, gamma, vocabulary, generator=generator) if is_dense else None
     draft = Draft(tokens, lengths, None if q is None else q / q.sum(-1, keepdim=True))
-    found = verify_greedy(p, draft)
-    reached = ~p[torch.arange(rows), found.accepted, 0].isnan()
-    assert 0 < reached.sum() < rows
-    assert set(found.accepted.tolist()) == set(range(gamma + 1))
-    seeds = list(range(rows))
+    seeds, accepted, lawless = list(range(rows)), set(), 0
     for rule, dice in ((verify, Dice(seeds, seeds)), (verify_coupled, CoupledDice(seeds, seeds))):
         verdict = rule(p, draft, dice)
-        assert torch.equal(verdict.accepted, found.accepted)
-        assert torch.equal(verdict.token[reached], found.token[reached])
+        for b, (n, token) in enumerate(zip(verdict.accepted.tolist(), verdict.token.tolist(), strict=True)):
+            row, span = Draft.of_spans([draft.spans[b]], "cpu"), draft.spans[b]
+            if p[b, n, 0].isnan():
+                with pytest.raises(InvalidRequestError, match="No token may come next"):
+                    verify_greedy([found[b]], row)
+                lawless += 1
+            else:
+                assert verify_greedy([found[b]], row) == [[*span[:n], token]]
+                accepted.add(n)
+    assert 0 < lawless < rows
+    assert accepted == set(range(gamma + 1))
 
 
 # Coupled acceptance: the text for a seed does not know about speculation
@@ -320,7 +330,7 @@ class Illegal(Drafter):
     def propose(self, batch: Batch, gamma: SequenceOf[int], walk: Walk) -> Draft:
         masks = [walk.mask(row) for row in range(len(batch))]
         spans = [
-            [int((~mask).nonzero()[0])] * n if mask is not None and not mask.all() else []
+            [int((~mask.tensor()).nonzero()[0])] * n if mask is not None and not mask.tensor().all() else []
             for mask, n in zip(masks, gamma, strict=True)
         ]
         return Draft.of_spans(spans, batch.device)

@@ -30,6 +30,7 @@ from agentspec import (
 )
 from agentspec.constraints import Walk
 from agentspec.dice import Dice, Role
+from agentspec.masks import Masks, TokenMask
 from agentspec.sampling import warp
 from agentspec.speculative import VERIFY, Verdict
 
@@ -159,7 +160,8 @@ class PiecewiseDrafter(Drafter):
         laws: list[Tensor] = []
         while len(span) < gamma[0] and walk.is_open(0):
             logits = self.model.next_logits([walk.context(0)], [1])[0, 0]
-            mask, params = walk.mask(0), batch.params[0]
+            legal, params = walk.mask(0), batch.params[0]
+            mask = None if legal is None else legal.tensor()
             law = self.pieces.law(logits, params, mask)
             token = self.pieces.pick(functools.partial(self._draw, batch.dice, law), law)
             if not self.pieces.keeps(token, law, mask):
@@ -239,32 +241,25 @@ def test_a_drafter_that_breaks_the_contract_is_seen(fault: str, detected: dict[s
 # The walk
 
 
-Masks = Callable[[Walk, SequenceOf[list[int]]], Tensor | None]
+Row = list[TokenMask | None]
 
 
-def edited(edit: Callable[[Tensor, int], None]) -> Masks:
-    """The walk's masks ``[B, K+1, V]``, changed in place; the edit is told where the bonus is."""
+def edited(edit: Callable[[Row], Row]) -> Callable[[Walk, SequenceOf[list[int]]], Masks]:
+    """The walk's masks, those of every row changed."""
     original = Walk.masks
-
-    def masks(walk: Walk, spans: SequenceOf[list[int]]) -> Tensor | None:
-        stacked = original(walk, spans)
-        if stacked is not None:
-            edit(stacked, len(spans[0]))
-        return stacked
-
-    return masks
+    return lambda walk, spans: Masks([edit(list(row)) for row in original(walk, spans).rows])
 
 
-def unmask_bonus(masks: Tensor, bonus: int) -> None:
-    masks[:, bonus] = True
+def unmask_bonus(row: Row) -> Row:
+    return [*row[:-1], None]
 
 
-def unmask_draft(masks: Tensor, bonus: int) -> None:
-    masks[:, :bonus] = True
+def unmask_draft(row: Row) -> Row:
+    return [*[None] * (len(row) - 1), row[-1]]
 
 
-def shift(masks: Tensor, bonus: int) -> None:
-    masks[:, 1:] = masks[:, :-1].clone()
+def shift(row: Row) -> Row:
+    return [*row[:1], *row[:-1]]
 
 
 WRONG_WALKS = {

@@ -9,7 +9,6 @@ from typing import Any
 
 import jsonschema
 import pytest
-import torch
 
 from agentspec import (
     Cascade,
@@ -23,6 +22,7 @@ from agentspec import (
     SpeculativeDecoder,
 )
 from agentspec.constraints import GRAMMAR_ENGINES, GrammarCompiler, Matcher, Walk, compiler
+from agentspec.masks import TokenMask
 from agentspec.sequence import Batch, Sequence
 
 ENGINES = ["llguidance", "outlines"]
@@ -133,7 +133,7 @@ def grammar(request: pytest.FixtureRequest) -> Grammar:
 
 
 def legal(matcher: Matcher) -> list[int]:
-    return matcher.allowed().nonzero()[:, 0].tolist()
+    return matcher.allowed().tensor().nonzero()[:, 0].tolist()
 
 
 def walk(matcher: Matcher, seed: int, limit: int = 60) -> list[int]:
@@ -165,27 +165,26 @@ def test_rewinding_undoes_advancing(grammars: GrammarCompiler, grammar: Grammar,
         matcher.rewind(back)
         place -= back
         mask, is_complete = seen[place]
-        assert torch.equal(matcher.allowed(), mask)
+        assert matcher.allowed() == mask
         assert matcher.is_complete() == is_complete
         matcher.rewind(len(walk(matcher, seed + 1, limit=2)))  # forth another way, and back
-        assert torch.equal(matcher.allowed(), mask)
+        assert matcher.allowed() == mask
     matcher.rewind(0)
-    assert torch.equal(matcher.allowed(), seen[0][0])
+    assert matcher.allowed() == seen[0][0]
 
 
 def test_masks_along_a_draft_are_those_of_single_steps(grammars: GrammarCompiler, grammar: Grammar) -> None:
     drafts = [walk(grammars.matcher(grammar), seed, limit=6) for seed in (0, 1)]
     batch = Batch([Sequence([0], matcher=grammars.matcher(grammar), end_tokens=[2]) for _ in drafts])
     for _ in range(2):  # settled, it begins anew
-        along = Walk(batch, len(batch.sequences[0].matcher.allowed()))
+        along = Walk(batch, batch.sequences[0].matcher.allowed().size)
         masks = along.masks(drafts)
         along.settle()
         for row, draft in enumerate(drafts):
             alone = grammars.matcher(grammar)
             for k, token in enumerate(draft):
-                expected = alone.allowed()
-                expected[2] = alone.is_complete()  # the walk adds the end token where a sentence may end
-                assert torch.equal(masks[row, k], expected)
+                # The walk adds the end token where a sentence may end.
+                assert masks.rows[row][k] == alone.allowed().but([2], legal=alone.is_complete())
                 alone.advance(token)
 
 
@@ -193,21 +192,21 @@ def test_an_illegal_token_changes_nothing(grammars: GrammarCompiler, grammar: Gr
     matcher = grammars.matcher(grammar)
     for token in walk(grammars.matcher(grammar), seed=0):
         before = matcher.allowed()
-        for illegal in (~before).nonzero()[::9999, 0].tolist():
+        for illegal in (~before.tensor()).nonzero()[::9999, 0].tolist():
             assert not matcher.advance(illegal)
-            assert torch.equal(matcher.allowed(), before)
+            assert matcher.allowed() == before
         assert matcher.advance(token)
         matcher.rewind(1)
-        assert torch.equal(matcher.allowed(), before)
+        assert matcher.allowed() == before
         assert matcher.advance(token)
 
 
-def test_the_caller_may_change_a_mask(grammars: GrammarCompiler, grammar: Grammar) -> None:
+def test_the_caller_may_change_the_tensor_of_a_mask(grammars: GrammarCompiler, grammar: Grammar) -> None:
     matcher = grammars.matcher(grammar)
-    before = matcher.allowed().clone()
-    matcher.allowed().fill_(True)
-    assert torch.equal(matcher.allowed(), before)
-    assert torch.equal(grammars.matcher(grammar).allowed(), before)
+    before = TokenMask.of(matcher.allowed().tensor().clone())
+    matcher.allowed().tensor().fill_(True)
+    assert matcher.allowed() == before
+    assert grammars.matcher(grammar).allowed() == before
 
 
 def test_forced_tokens_are_taken(grammars: GrammarCompiler, tokenizer: Any) -> None:
@@ -225,12 +224,12 @@ def test_behind_the_end_nothing_is_legal(grammars: GrammarCompiler, tokenizer: A
     assert not matcher.is_complete()
     assert all(map(matcher.advance, tokenizer.encode("yes")))
     assert matcher.is_complete()
-    assert not matcher.allowed().any()
+    assert matcher.allowed().is_empty
     assert not matcher.advance(tokenizer.eos_token_id)
     assert not matcher.advance(tokenizer.encode("s")[0])
     matcher.rewind(1)
     assert not matcher.is_complete()
-    assert matcher.allowed().any()
+    assert not matcher.allowed().is_empty
 
 
 def test_special_tokens_are_never_legal(grammars: GrammarCompiler, tokenizer: Any) -> None:
@@ -238,7 +237,7 @@ def test_special_tokens_are_never_legal(grammars: GrammarCompiler, tokenizer: An
     special = set(tokenizer.all_special_ids) | {i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
     assert tokenizer.eos_token_id in special
     for token in tokenizer.encode("a <|im_end|", add_special_tokens=False):
-        assert not matcher.allowed()[sorted(special)].any()
+        assert not matcher.allowed().tensor()[sorted(special)].any()
         assert not any(map(matcher.advance, special))
         assert matcher.advance(token)
 
@@ -247,7 +246,7 @@ def test_two_matchers_of_one_grammar_do_not_share_their_state(grammars: GrammarC
     one, other = grammars.matcher(grammar), grammars.matcher(grammar)
     start = other.allowed()
     walk(one, seed=0)
-    assert torch.equal(other.allowed(), start)
+    assert other.allowed() == start
     assert walk(other, seed=3) == walk(grammars.matcher(grammar), seed=3)
 
 

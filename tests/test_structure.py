@@ -26,7 +26,7 @@ STOREYS = [
         "agentspec.device",
     },
     {"agentspec.calls", "agentspec.theory", "agentspec.metrics"},
-    {"agentspec.grammar"},
+    {"agentspec.grammar", "agentspec.masks"},
     {"agentspec.sampling", "agentspec.dice"},
     {"agentspec.sequence", "agentspec.models"},
     {"agentspec.constraints"},

@@ -16,13 +16,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol, get_args
 
-import torch
 from torch import Tensor
 
 from agentspec.constraints.thinking import BudgetedMatcher
-from agentspec.device import upload
 from agentspec.errors import GrammarError
 from agentspec.grammar import Grammar
+from agentspec.masks import Masks, TokenMask
 from agentspec.sampling import Prefix
 from agentspec.sequence import Batch, Matcher
 from agentspec.sequence import Sequence as TokenSequence
@@ -151,8 +150,8 @@ class Walk:
         """From now on forced tokens are drafted by the caller; the drafters it asks stop at them."""
         self._forced_reserved = True
 
-    def mask(self, row: int) -> Tensor | None:
-        """``[V]`` bool: the tokens that are legal where the walk stands; None where all are."""
+    def mask(self, row: int) -> TokenMask | None:
+        """The tokens that are legal where the walk stands; None where all are."""
         started = time.perf_counter()
         mask = self._rows[row].mask()
         self.seconds += time.perf_counter() - started
@@ -161,8 +160,7 @@ class Walk:
     def forced(self, row: int) -> int | None:
         """The only legal token where the walk stands; None where there is a choice, or nothing to go on with."""
         mask = self.mask(row)
-        is_forced = self._rows[row].is_open and self._rows[row].is_forced(-1)
-        return int(mask.nonzero()) if mask is not None and is_forced else None
+        return mask.only if mask is not None and self._rows[row].is_open else None
 
     def advance(self, row: int, token: int) -> None:
         """Walk on over a drafted token."""
@@ -172,22 +170,27 @@ class Walk:
 
     def stack(self, rows: Sequence[int]) -> Tensor | None:
         """``[len(rows), 1, V]`` bool: the masks where the walk stands; None where all tokens are legal in all rows."""
-        return self._stacked([[self.mask(row)] for row in rows])
+        masks = Masks([[self.mask(row)] for row in rows], self._device)
+        started = time.perf_counter()
+        stacked = masks.tensor
+        self.seconds += time.perf_counter() - started
+        return stacked
 
-    def masks(self, spans: Sequence[list[int]]) -> Tensor | None:
-        """``[B, K+1, V]`` bool: the mask before each drafted token and behind the last; None where all is legal.
+    def masks(self, spans: Sequence[list[int]]) -> Masks:
+        """``[B, K+1]``: the mask before each drafted token and behind the last.
 
-        Entries behind a token that cannot be accepted are all True: no token is ever drawn there.
+        Behind a token that cannot be accepted everything is legal: no token is ever drawn there.
         """
         for row, span in enumerate(spans):
             for token in span[self.drafted(row) :]:
                 self.advance(row, token)
             self.mask(row)
-        return self._stacked([row.masks[: len(span) + 1] for row, span in zip(self._rows, spans, strict=True)])
+        rows = [row.masks[: len(span) + 1] for row, span in zip(self._rows, spans, strict=True)]
+        return Masks(rows, self._device)
 
     def choices(self, row: int, count: int) -> list[bool]:
         """For each of the first ``count`` walked tokens, whether its mask left a choice."""
-        return [not self._rows[row].is_forced(k) for k in range(count)]
+        return [mask is None or mask.only is None for mask in self._rows[row].masks[:count]]
 
     def constrained(self, row: int, count: int) -> int:
         """How many of a row's first ``count`` positions were under a mask."""
@@ -198,19 +201,6 @@ class Walk:
         for row in self._rows:
             row.settle()
 
-    def _stacked(self, masks: Sequence[Sequence[Tensor | None]]) -> Tensor | None:
-        vocab_size = next((len(mask) for row in masks for mask in row if mask is not None), None)
-        if vocab_size is None:
-            return None
-        started = time.perf_counter()
-        stacked = torch.ones(len(masks), max(map(len, masks)), vocab_size, dtype=torch.bool)
-        for row, row_masks in enumerate(masks):
-            for k, mask in enumerate(row_masks):
-                if mask is not None:
-                    stacked[row, k] = mask
-        self.seconds += time.perf_counter() - started
-        return upload(stacked, self._device)
-
 
 class _RowWalk:
     """One row's walk: ``masks[k]`` was legal before ``tokens[k]``."""
@@ -218,29 +208,23 @@ class _RowWalk:
     def __init__(self, sequence: TokenSequence) -> None:
         self.sequence = sequence
         self.tokens: list[int] = []
-        self.masks: list[Tensor | None] = []
+        self.masks: list[TokenMask | None] = []
         self.is_open = True
-        self._legal_counts: list[int | None] = []
         self._matcher = sequence.matcher
         self._advanced = 0  # how far the matcher stands from where it was
 
-    def mask(self) -> Tensor | None:
+    def mask(self) -> TokenMask | None:
         if len(self.masks) == len(self.tokens):
             mask = self._legal()
-            count = None if mask is None else int(mask.count_nonzero())
-            if count == 0:
+            if mask is not None and mask.is_empty:
                 self.is_open = False  # a dead end: an error, but only for a text that gets here
             self.masks.append(mask)
-            self._legal_counts.append(count)
         return self.masks[len(self.tokens)]
-
-    def is_forced(self, k: int) -> bool:
-        return self._legal_counts[k] == 1
 
     def advance(self, token: int) -> None:
         mask = self.mask()
         self.tokens.append(token)
-        if token in self.sequence.end_tokens or (mask is not None and not bool(mask[token])):
+        if token in self.sequence.end_tokens or (mask is not None and token not in mask):
             self.is_open = False
         elif self.is_open and self._matcher is not None:
             if not self._matcher.advance(token):
@@ -252,13 +236,12 @@ class _RowWalk:
             self._matcher.rewind(self._advanced)
             self._advanced = 0
 
-    def _legal(self) -> Tensor | None:
+    def _legal(self) -> TokenMask | None:
         if self._matcher is None or not self.is_open:
             return None
         mask = self._matcher.allowed()
         is_complete = self._matcher.is_complete()
-        if is_complete and not bool(mask.any()):
+        if is_complete and mask.is_empty:
             self.is_open = False
             return None  # the grammar is over: the commit ends the sequence before anything is drawn here
-        mask[list(self.sequence.end_tokens)] = is_complete
-        return mask
+        return mask.but(self.sequence.end_tokens, legal=is_complete)

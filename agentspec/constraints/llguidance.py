@@ -10,14 +10,14 @@ from typing import Any
 
 import llguidance
 import llguidance.hf
-import numpy as np
-import torch
 from llguidance import TokenizerWrapper
-from torch import Tensor
 
 from agentspec.calls import JSON_FORM, to_json, without_unknown_formats
 from agentspec.errors import GrammarError
 from agentspec.grammar import Grammar, Kind
+from agentspec.masks import TokenMask
+
+_TEXTS = 4096  # of those that a grammar forces; how they are cut is kept
 
 
 class Compiler:
@@ -105,8 +105,12 @@ class _Vocabulary:
         self._backend.no_padding()
         self._backend.no_truncation()
         self._backend.encode_special_tokens = True  # a special token that is spelled out is text
+        self._cut = functools.lru_cache(maxsize=_TEXTS)(self._encode)  # a mask asks, and the same again and again
 
     def __call__(self, text: str) -> list[int]:
+        return self._cut(text)
+
+    def _encode(self, text: str) -> list[int]:
         ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         return ids
 
@@ -116,25 +120,21 @@ class LLGuidanceMatcher:
 
     def __init__(self, matcher: llguidance.LLMatcher, tokenizer: llguidance.LLTokenizer) -> None:
         self._matcher = matcher
-        self._tokenizer = tokenizer
-        self._packed = np.zeros((tokenizer.vocab_size + 31) // 32, dtype=np.int32)
+        self._vocab_size: int = tokenizer.vocab_size
+        self._ends: list[int] = tokenizer.eos_tokens
 
-    def allowed(self) -> Tensor:
-        """``[V]`` bool: the tokens that may come next; none once the grammar has ended."""
-        vocab_size = self._tokenizer.vocab_size
+    def allowed(self) -> TokenMask:
+        """The tokens that may come next; none once the grammar has ended."""
         if self._matcher.is_stopped():
             self._check()
-            return torch.zeros(vocab_size, dtype=torch.bool)
-        self._matcher.unsafe_compute_mask_ptr(self._packed.ctypes.data, self._packed.nbytes)
+            return TokenMask.none(self._vocab_size)
+        bits = self._matcher.compute_bitmask()
         self._check()
-        bits = np.unpackbits(self._packed.view(np.uint8), count=vocab_size, bitorder="little")
-        mask = torch.from_numpy(bits).bool()
-        mask[self._tokenizer.eos_tokens] = False
-        return mask
+        return TokenMask(bits, self._vocab_size).but(self._ends, legal=False)
 
     def advance(self, token: int) -> bool:
         """Take one token; False, and no change, where it is not allowed."""
-        if token in self._tokenizer.eos_tokens:
+        if token in self._ends:
             return False  # llguidance takes it at the end, and does not count it when it rewinds
         taken = self._matcher.try_consume_tokens([token]) == 1
         self._check()
@@ -156,10 +156,9 @@ class LLGuidanceMatcher:
 
 def _first_token(matcher: LLGuidanceMatcher) -> int | None:
     try:
-        legal = matcher.allowed().nonzero()
+        return matcher.allowed().first
     except GrammarError:  # llguidance may notice a dead end only while it computes the mask
         return None
-    return int(legal[0]) if len(legal) else None
 
 
 def _expect_way_back(matcher: LLGuidanceMatcher, token: int) -> None:

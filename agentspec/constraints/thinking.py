@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from agentspec.grammar import ThinkingBudget
+from agentspec.masks import TokenMask
 from agentspec.sequence import Matcher
 
 WAITING, THINKING, OVER = range(3)
@@ -44,15 +42,11 @@ class BudgetedMatcher:
         self._tokens: list[int] = []
         self._states = [_State(WAITING if budget.opener else THINKING)]  # behind each token
 
-    def allowed(self) -> Tensor:
-        """``[V]`` bool: as the language has it, but nothing else than the closing tokens behind the budget."""
+    def allowed(self) -> TokenMask:
+        """As the language has it, but nothing else than the closing tokens behind the budget."""
         mask = self._matcher.allowed()
         token = self._due(mask)
-        if token is None:
-            return mask
-        only = torch.zeros_like(mask)
-        only[token] = mask[token]
-        return only
+        return mask if token is None else TokenMask.none(mask.size).but([token], legal=token in mask)
 
     def advance(self, token: int) -> bool:
         """Take one token; False, and no change, where it is not allowed."""
@@ -78,10 +72,10 @@ class BudgetedMatcher:
         state = self._states[-1]
         return state.phase == THINKING and state.length >= self._budget.tokens
 
-    def _due(self, mask: Tensor) -> int | None:
+    def _due(self, mask: TokenMask) -> int | None:
         """The closing token that has to come next. Inside a character none can: it is written to its end first."""
         closed = self._states[-1].closed
-        if not self._is_spent() or (closed == 0 and not bool(mask[self._closing[0]])):
+        if not self._is_spent() or (closed == 0 and self._closing[0] not in mask):
             return None
         return self._closing[closed]
 

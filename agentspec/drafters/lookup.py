@@ -74,7 +74,7 @@ class PromptLookupDrafter(Drafter):
                 break
             token = source[at]
             mask = walk.mask(row)
-            if mask is not None and not bool(mask[token]):
+            if mask is not None and token not in mask:
                 break
             context.append(token)
             walk.advance(row, token)

@@ -43,9 +43,8 @@ class Masks(LogitsProcessor):  # type: ignore[misc]
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         matcher = self._follower.follow(input_ids)
-        allowed = matcher.allowed()
-        allowed[self._end_token] = matcher.is_complete()
-        return scores.masked_fill(~allowed, -torch.inf)
+        allowed = matcher.allowed().but([self._end_token], legal=matcher.is_complete())
+        return scores.masked_fill(~allowed.tensor(), -torch.inf)
 
 
 class GrammarIsOver(StoppingCriteria):  # type: ignore[misc]
@@ -56,7 +55,7 @@ class GrammarIsOver(StoppingCriteria):  # type: ignore[misc]
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         matcher = self._follower.follow(input_ids)
-        return torch.tensor([matcher.is_complete() and not bool(matcher.allowed().any())])
+        return torch.tensor([matcher.is_complete() and matcher.allowed().is_empty])
 
 
 def constrained(matcher: Matcher, prompt_length: int, end_token: int) -> dict[str, Any]:

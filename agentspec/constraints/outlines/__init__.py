@@ -16,10 +16,7 @@ import json
 from collections.abc import Callable
 from typing import Any, Literal
 
-import numpy as np
-import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from agentspec.cache import DiskCache
 from agentspec.constraints.outlines.automaton import Automaton, build
@@ -28,6 +25,7 @@ from agentspec.constraints.outlines.text import literal
 from agentspec.constraints.outlines.vocabulary import TokenTrie
 from agentspec.errors import CacheError, GrammarError, TokenizerError
 from agentspec.grammar import Grammar
+from agentspec.masks import TokenMask
 from agentspec.tokens import token_bytes
 
 COMPILED = 64  # grammars kept in memory; 10 KB to 20 MB each
@@ -100,7 +98,7 @@ class Compiler:
                 "llguidance has."
             )
         made = Compiled(build(_REGEXES[grammar.kind](grammar.source), self._cache), self._written, self._trie)
-        if not made.automaton.finals[_FIRST] and not made.legal(_FIRST).any():
+        if not made.automaton.finals[_FIRST] and made.legal(_FIRST).is_empty:
             raise GrammarError(f"The {grammar.kind} grammar has no first token in this vocabulary; nothing matches it.")
         return made
 
@@ -147,19 +145,16 @@ class Compiled:
         self.vocab_size = len(written)
         self._written = written
         self._trie = trie
-        self._packed = functools.lru_cache(maxsize=MASKS)(self._pack)
-
-    def legal(self, state: int) -> npt.NDArray[np.bool_]:
-        """``[V]``: the tokens that may come next; a new array."""
-        return np.unpackbits(self._packed(state), count=self.vocab_size).view(np.bool_)
+        self.legal = functools.lru_cache(maxsize=MASKS)(self._legal)
+        """The tokens that may come next, by state."""
 
     def after(self, state: int, token: int) -> int:
         """The state behind a token; 0 where it is not legal."""
         written = self._written[token] if 0 <= token < self.vocab_size else None
         return self.automaton.after(state, written) if written else 0
 
-    def _pack(self, state: int) -> npt.NDArray[np.uint8]:
-        return np.packbits(self._trie.legal(self.automaton, state))
+    def _legal(self, state: int) -> TokenMask:
+        return TokenMask.of(torch.from_numpy(self._trie.legal(self.automaton, state)))
 
 
 class OutlinesMatcher:
@@ -169,9 +164,9 @@ class OutlinesMatcher:
         self._compiled = compiled
         self._states = [_FIRST]
 
-    def allowed(self) -> Tensor:
-        """``[V]`` bool: the tokens that may come next; none once the grammar has ended."""
-        return torch.from_numpy(self._compiled.legal(self._states[-1]))
+    def allowed(self) -> TokenMask:
+        """The tokens that may come next; none once the grammar has ended."""
+        return self._compiled.legal(self._states[-1])
 
     def advance(self, token: int) -> bool:
         """Take one token; False, and no change, where it is not allowed."""

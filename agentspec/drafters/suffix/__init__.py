@@ -12,11 +12,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
-from torch import Tensor
-
 from agentspec.constraints import Walk
 from agentspec.drafters import Draft, Drafter
 from agentspec.drafters.suffix.endings import SEPARATOR, Memory, Prompts, Text
+from agentspec.masks import TokenMask
 from agentspec.sequence import Batch
 from agentspec.sequence import Sequence as TokenSequence
 
@@ -171,12 +170,10 @@ def _match(ids: array[int], at: int, ending: array[int], known: int) -> int:
     return known
 
 
-def _likeliest(following: Counter[int], mask: Tensor | None) -> tuple[int | None, float]:
+def _likeliest(following: Counter[int], mask: TokenMask | None) -> tuple[int | None, float]:
     """The most frequent legal token, the first of equals, and its share of the legal ones; None where none is."""
     if mask is not None:
-        tokens = list(following)
-        legal = mask[tokens].tolist()
-        following = Counter({token: following[token] for token, ok in zip(tokens, legal, strict=True) if ok})
+        following = Counter({token: count for token, count in following.items() if token in mask})
     if not following:
         return None, 0.0
     [(token, count)] = following.most_common(1)

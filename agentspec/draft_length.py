@@ -178,13 +178,16 @@ def best_width(chances: Sequence[Sequence[float]], cost: Callable[[int, int], fl
         cost: seconds by rows and tokens per row (the drafted ones and one more).
         least: tokens that are drafted in any case.
     """
-    rows = len(chances)
-    seconds = {
-        width: cost(rows, width + 1) * sum(1 / (1 + sum(row[:width])) for row in chances) / rows
-        for width in range(least, max([least, *map(len, chances)]) + 1)
-    }
-    best = min(seconds, key=lambda width: seconds[width])  # the first of equals is the shortest
-    return best if seconds[best] * _MARGIN < seconds[least] else least
+    rows, longest = len(chances), max([least, *map(len, chances)])
+    tokens = [1 + sum(row[:least]) for row in chances]  # that are expected of each row
+    plain = fastest = cost(rows, least + 1) * sum(1 / n for n in tokens)
+    best = least
+    for width in range(least + 1, longest + 1):
+        tokens = [n + sum(row[width - 1 : width]) for n, row in zip(tokens, chances, strict=True)]
+        seconds = cost(rows, width + 1) * sum(1 / n for n in tokens)
+        if seconds < fastest:
+            fastest, best = seconds, width
+    return best if fastest * _MARGIN < plain else least
 
 
 class AcceptanceRates:

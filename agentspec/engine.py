@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import queue
 import uuid
 import weakref
-from collections.abc import AsyncGenerator, Collection, Iterator
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator
 from collections.abc import Sequence as SequenceOf
 from typing import Any, Protocol
 
@@ -30,6 +31,8 @@ from agentspec.validation import Check
 
 UNCACHED_ROWS = 64
 """Sequences that share a round of a target without a cache."""
+
+_TEXTS = 1 << 14  # of few tokens, that are kept
 
 
 class Engine(Protocol):
@@ -83,6 +86,7 @@ class LocalEngine:
         self._grammar_engine = grammar_engine
         self._families: weakref.WeakValueDictionary[str, Family] = weakref.WeakValueDictionary()
         self._compilers: dict[GrammarEngine, GrammarCompiler] = {}
+        self._decoders: dict[bool, Callable[[list[int]], str]] = {}
         rows = decoder.target.max_rows if isinstance(decoder.target, CachingModel) else UNCACHED_ROWS
         self._scheduler = Scheduler(decoder, rows if max_running is None else max_running)
         self.identity = uuid.uuid4().hex
@@ -232,17 +236,27 @@ class LocalEngine:
             return None
 
         skip_special = params.skip_special_tokens
-
-        def decode(ids: list[int]) -> str:
-            text: str = self.tokenizer.decode(ids, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
-            return text
-
+        if skip_special not in self._decoders:
+            self._decoders[skip_special] = _decoder(self.tokenizer, skip_special)
         textless = frozenset(self.tokenizer.all_special_ids) if skip_special else frozenset()
-        return Detokenizer(decode, skip=textless | self._end_tokens | frozenset(params.stop_token_ids))
+        return Detokenizer(
+            self._decoders[skip_special], skip=textless | self._end_tokens | frozenset(params.stop_token_ids)
+        )
 
 
 class Family(list[Sequence]):
     """Sequences that may look at each other's text; forgotten with the last of them."""
+
+
+def _decoder(tokenizer: Any, skip_special: bool) -> Callable[[list[int]], str]:
+    """Ids to text, for a detokenizer: it asks for few ids at a time, and often for the same."""
+
+    @functools.lru_cache(maxsize=_TEXTS)
+    def decoded(ids: tuple[int, ...]) -> str:
+        text: str = tokenizer.decode(list(ids), skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
+        return text
+
+    return lambda ids: decoded(tuple(ids))
 
 
 def _end_tokens(tokenizer: Any) -> list[int]:

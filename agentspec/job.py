@@ -168,7 +168,8 @@ class Member:
     def tell(self) -> None:
         """Send what is new and settled."""
         sequence, finished = self.sequence, self.sequence.finish_reason is not None
-        tokens, text = sequence.tokens[self._told_tokens : sequence.settled_length], sequence.settled_text
+        begin, end, text = self._told_tokens, sequence.settled_length, sequence.settled_text
+        tokens = sequence.context[sequence.prompt_length + begin : sequence.prompt_length + end]
         if not (tokens or finished):
             return
         since_arrival = time.perf_counter() - self._arrived
@@ -186,13 +187,13 @@ class Member:
                 self.index,
                 tuple(tokens),
                 text[self._told_text :],
-                tuple(sequence.logprobs[self._told_tokens : self._told_tokens + len(tokens)]),
+                tuple(sequence.logprobs[begin:end]),
                 sequence.finish_reason,
                 self.stats if finished else None,
                 so_far=self.stats,
             )
         )
-        self._told_tokens += len(tokens)
+        self._told_tokens = max(begin, end)
         self._told_text = len(text)
 
 

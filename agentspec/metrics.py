@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from agentspec.errors import EngineClosedError, RequestTimeoutError
-from agentspec.stats import FORCED, RoundStats
+from agentspec.stats import FORCED, RoundStats, add_counts
 
 OUTCOMES = ("completed", "failed", "timeout", "cancelled", "closed")
 """How a request ends: with all its samples, with an error, after its time was up, because nobody waited any more, or
@@ -86,12 +86,12 @@ class Meter:
     def add_round(self, stats: RoundStats) -> None:
         """A round was played."""
         with self._lock:
-            self._counts.update(
-                rounds=1, rows=len(stats.rows), generated_tokens=sum(row.committed for row in stats.rows)
-            )
+            self._counts["rounds"] += 1
+            self._counts["rows"] += len(stats.rows)
             for row in stats.rows:
-                self._drafted.update(row.drafted)
-                self._accepted.update(row.accepted)
+                self._counts["generated_tokens"] += row.committed
+                add_counts(self._drafted, row.drafted)
+                add_counts(self._accepted, row.accepted)
             self._add(stats.seconds)
 
     def add_sample(self, finish_reason: str) -> None:

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -238,8 +237,10 @@ def _greatest(scores: Tensor) -> tuple[list[list[int]], list[list[float]]]:
     """Of scores ``[B, K, V]``: the first best token of every position, and its score."""
     if scores.device.type == "cpu":
         numbers = scores.numpy(force=True)
-        best = numbers.argmax(-1)  # ten times as fast as torch's
-        return best.tolist(), np.take_along_axis(numbers, best[..., None], -1)[..., 0].tolist()
+        best = numbers.argmax(-1).tolist()  # ten times as fast as torch's
+        return best, [
+            [float(row[k, token]) for k, token in enumerate(ids)] for row, ids in zip(numbers, best, strict=True)
+        ]
     values, tokens = scores.max(-1)
     return tokens.tolist(), values.tolist()
 

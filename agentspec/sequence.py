@@ -146,9 +146,10 @@ class Sequence:
         """Emitted tokens that no later token can take back, their text being whole and settled."""
         if self._detokenizer is None or self.finish_reason is not None:
             return self.length
-        length = len(self.settled_text)
-        settled = (i for i, end in reversed(list(enumerate(self._text_ends, 1))) if end is not None and end <= length)
-        return next(settled, 0)
+        length, settled = len(self.settled_text), self.length
+        while settled and ((end := self._text_ends[settled - 1]) is None or end > length):
+            settled -= 1
+        return settled
 
     @property
     def remaining(self) -> int:

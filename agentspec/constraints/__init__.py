@@ -152,8 +152,11 @@ class Walk:
 
     def mask(self, row: int) -> TokenMask | None:
         """The tokens that are legal where the walk stands; None where all are."""
+        walk = self._rows[row]
+        if walk.is_known:
+            return walk.masks[-1]
         started = time.perf_counter()
-        mask = self._rows[row].mask()
+        mask = walk.mask()
         self.seconds += time.perf_counter() - started
         return mask
 
@@ -213,13 +216,18 @@ class _RowWalk:
         self._matcher = sequence.matcher
         self._advanced = 0  # how far the matcher stands from where it was
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the mask is, where the walk stands."""
+        return len(self.masks) > len(self.tokens)
+
     def mask(self) -> TokenMask | None:
-        if len(self.masks) == len(self.tokens):
+        if not self.is_known:
             mask = self._legal()
             if mask is not None and mask.is_empty:
                 self.is_open = False  # a dead end: an error, but only for a text that gets here
             self.masks.append(mask)
-        return self.masks[len(self.tokens)]
+        return self.masks[-1]
 
     def advance(self, token: int) -> None:
         mask = self.mask()

@@ -124,6 +124,8 @@ class Draft:
 
         Drawn are the tokens whose q leaves a choice, and those of the drafters ``drawing``.
         """
+        if self.q is None and not drawing:
+            return [0] * len(self.spans)
         choices = [[False] * len(span) for span in self.spans] if self.q is None else (self.q_of_tokens() < 1).tolist()
         return [
             max((k + 1 for k, name in enumerate(names) if name in drawing or chosen[k]), default=0)

@@ -65,10 +65,10 @@ class PassCost:
 
     def learn(self, rows: int, width: int, seconds: float) -> None:
         """A pass took this long. What all passes have in common (long contexts, a busy machine) moves no entry."""
-        expected = self._load * self(rows, width)
-        ratio = min(_OUTLIER, max(1 / _OUTLIER, seconds / expected))
+        expected = self(rows, width)
+        ratio = min(_OUTLIER, max(1 / _OUTLIER, seconds / (self._load * expected)))
         self._load *= ratio**_LOAD_RATE
-        self.seconds[rows, width] = self(rows, width) * ratio**_ENTRY_RATE
+        self.seconds[rows, width] = expected * ratio**_ENTRY_RATE
 
     def _of_rows(self, rows: int) -> dict[int, float]:
         return {width: s for (r, width), s in self.seconds.items() if r == rows}

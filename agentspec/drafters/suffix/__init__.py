@@ -130,12 +130,12 @@ class SuffixDrafter(Drafter):
             span: list[int] = []
             evidence: list[int] = []
             while places and len(span) < gamma and walk.is_open(row):
-                following = Counter(ids[at] for ids, at in places if at < len(ids) and ids[at] != SEPARATOR)
-                token, share = _likeliest(following, walk.mask(row))
+                following = [ids[at] for ids, at in places if at < len(ids) and ids[at] != SEPARATOR]
+                token, share, count = _likeliest(following, walk.mask(row))
                 if token is None or probability * share < self.min_probability:
                     break
                 probability *= share
-                evidence.append(_evidence(match + len(span), share, following[token]))
+                evidence.append(_evidence(match + len(span), share, count))
                 span.append(token)
                 text.ids.append(token)  # an occurrence in the own context may go on into it: a loop is continued
                 walk.advance(row, token)
@@ -170,14 +170,16 @@ def _match(ids: array[int], at: int, ending: array[int], known: int) -> int:
     return known
 
 
-def _likeliest(following: Counter[int], mask: TokenMask | None) -> tuple[int | None, float]:
-    """The most frequent legal token, the first of equals, and its share of the legal ones; None where none is."""
-    if mask is not None:
-        following = Counter({token: count for token, count in following.items() if token in mask})
-    if not following:
-        return None, 0.0
-    [(token, count)] = following.most_common(1)
-    return token, count / following.total()
+def _likeliest(following: Sequence[int], mask: TokenMask | None) -> tuple[int | None, float, int]:
+    """The most frequent legal token, the first of equals, its share of the legal ones, and how often it occurs; None
+    where none is legal."""
+    legal = following if mask is None else [token for token in following if token in mask]
+    if not legal:
+        return None, 0.0, 0
+    if len(legal) == 1:
+        return legal[0], 1.0, 1
+    [(token, count)] = Counter(legal).most_common(1)
+    return token, count / len(legal), count
 
 
 def _evidence(match: int, share: float, count: int) -> int:

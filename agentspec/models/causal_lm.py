@@ -198,7 +198,8 @@ class CausalLM:
         ``InvalidRequestError`` for empty contexts, unknown ids, a ``last`` outside ``0 .. len(context)``, or a context
         whose K and V exceed the memory budget.
         """
-        self._validate(contexts, last)
+        known = list(map(self.cached_tokens, contexts))
+        self._validate(contexts, last, known)
         if not contexts:
             return torch.empty(0, 0, self.vocab_size, device=self.device)
         first_seen: dict[tuple[int, ...], int] = {}
@@ -209,15 +210,18 @@ class CausalLM:
 
         rows = self.kv.reserve(len(asked), max(map(len, contexts)) + SHORT_FEED)
         # The longest match goes first, so that a context keeps its own row and newcomers fork from it.
-        order = sorted(asked, key=lambda index: -self.cached_tokens(contexts[index]))
+        order = sorted(asked, key=lambda index: -known[index])
         tails: dict[int, Tensor] = {}  # context -> [asked, V]
         for begin in range(0, len(order), rows):
             tails |= self._serve({index: contexts[index] for index in order[begin : begin + rows]}, asked)
         # Outside inference mode, so that callers get ordinary tensors.
         kept = [tails[twin][asked[twin] - count :] for twin, count in zip(twins, last, strict=True)]
+        if len(kept) == 1 and not kept[0].is_inference():
+            return kept[0][None]
         return torch.stack(kept) if len(set(map(len, kept))) == 1 else pad_sequence(kept, batch_first=True)
 
-    def _validate(self, contexts: Sequence[list[int]], last: Sequence[int]) -> None:
+    def _validate(self, contexts: Sequence[list[int]], last: Sequence[int], known: Sequence[int]) -> None:
+        """``known`` are lengths of prefixes that were validated before."""
         if len(contexts) != len(last):
             raise InvalidRequestError(f"expected one `last` per context, got {len(last)} for {len(contexts)} contexts")
         for index, (context, count) in enumerate(zip(contexts, last, strict=True)):
@@ -228,8 +232,9 @@ class CausalLM:
                     f"context {index} has {len(context)} tokens, the model's positions reach {self.max_context}; "
                     "shorten the prompt or ask for fewer new tokens"
                 )
-            if min(context) < 0 or max(context) >= self.vocab_size:
-                stray = next(token for token in context if not 0 <= token < self.vocab_size)
+            news = context[known[index] :]
+            if news and (min(news) < 0 or max(news) >= self.vocab_size):
+                stray = next(token for token in news if not 0 <= token < self.vocab_size)
                 raise InvalidRequestError(
                     f"context {index} holds the id {stray}, expected 0 to {self.vocab_size - 1}; "
                     "was it encoded with this model's tokenizer?"
@@ -259,34 +264,26 @@ class CausalLM:
 
     def _read_long(self, feed: Feed) -> Tensor:
         """Read one long feed in chunks; returns its asked logits ``[last, V]``."""
-        kept = [self._no_logits()]
+        kept: list[Tensor] = []
         for offset in range(0, len(feed.tokens), self.prefill_chunk):
             tokens = feed.tokens[offset : offset + self.prefill_chunk]
             wanted = min(len(tokens), max(0, offset + len(tokens) - feed.unasked))
-            logits = self._pass([Feed(feed.context, feed.row, feed.start + offset, tokens, wanted)])  # [1, kept, V]
-            kept.append(logits[0, logits.shape[1] - wanted :].float())
+            kept += self._pass([Feed(feed.context, feed.row, feed.start + offset, tokens, wanted)])
         return torch.cat(kept)
 
     def _read_short(self, feeds: list[Feed]) -> dict[int, Tensor]:
         """Read short feeds of ascending rows in one forward: ``{context: [last, V]}``."""
-        tails = {feed.context: self._no_logits() for feed in feeds}
+        tails = {feed.context: torch.empty(0, self.vocab_size, device=self.device) for feed in feeds if not feed.tokens}
         feeds = [feed for feed in feeds if feed.tokens]
         if feeds:
-            logits = self._pass(feeds)  # [B, kept, V]
-            dropped = max(len(feed.tokens) for feed in feeds) - logits.shape[1]
-            for feed, scores in zip(feeds, logits, strict=True):
-                if feed.last:
-                    tails[feed.context] = scores[feed.unasked - dropped : len(feed.tokens) - dropped].float()
+            tails |= zip((feed.context for feed in feeds), self._pass(feeds), strict=True)
         return tails
 
-    def _pass(self, feeds: list[Feed]) -> Tensor:
-        """One pass over feeds of ascending rows: logits of their last columns ``[B, kept, V]``."""
+    def _pass(self, feeds: list[Feed]) -> list[Tensor]:
+        """One pass over feeds of ascending rows: the asked logits of each ``[last, V]``."""
         logits = self._forward(feeds)
         self.computed_tokens += sum(len(feed.tokens) for feed in feeds)
-        return logits[..., : self.vocab_size]
-
-    def _no_logits(self) -> Tensor:
-        return torch.empty(0, self.vocab_size, device=self.device)
+        return [scores[:, : self.vocab_size].float() for scores in logits]
 
     def _probe(self) -> None:
         """Refuse a model whose scores from ragged cached blocks differ from those of plain uncached forwards.

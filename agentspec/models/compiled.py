@@ -21,7 +21,7 @@ from agentspec.models.panels import FORMATS
 _PRODUCTS = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
 
 
-class _Layer(ctypes.Structure):
+class Layer(ctypes.Structure):
     """As in layers.h."""
 
     _fields_ = (
@@ -43,14 +43,17 @@ class CompiledLayers:
 
     def __init__(self, layers: Sequence[Any]) -> None:
         self._heads = [layer.self_attn.heads for layer in layers]
-        self._inner: int = layers[0].mlp.down_proj.in_features
+        self.heads = self._heads[0]
+        """Those of the first layer: all are alike."""
+        self.inner: int = layers[0].mlp.down_proj.in_features
+        """Numbers between gate and down of a feed-forward block."""
         self._weights = list(map(_weights, layers))  # which the addresses below need
-        self._layers = (_Layer * len(layers))(*map(_described, layers, self._weights))
+        self._layers = (Layer * len(layers))(*map(_described, layers, self._weights))
         # By cache, since several may serve one model in threads of their own: its layout, and layers over it.
         self._by_cache: WeakKeyDictionary[RaggedKV, tuple[int, Any]] = WeakKeyDictionary()
         self._compute = kernels().function(
             "layers",
-            *(ctypes.POINTER(_Layer), ctypes.c_int64, ctypes.POINTER(ctypes.c_int64), ctypes.c_int64, ctypes.c_int64),
+            *(ctypes.POINTER(Layer), ctypes.c_int64, ctypes.POINTER(ctypes.c_int64), ctypes.c_int64, ctypes.c_int64),
             *(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p),
             *(ctypes.POINTER(ctypes.c_int64), ctypes.c_void_p, ctypes.c_float, ctypes.c_int),
         )
@@ -84,11 +87,11 @@ class CompiledLayers:
             return None
         if not all(tensor.dtype == torch.float32 and tensor.is_cpu for tensor in (hidden, mask, *angles)):
             return None
-        layers = self._over(cache)
+        layers = self.over(cache)
         return None if layers is None else self._computed(layers, hidden, angles, mask, cache)
 
-    def _over(self, cache: RaggedKV) -> Any:
-        """The layers with the addresses of their K and V in a cache; None where it has none yet."""
+    def over(self, cache: RaggedKV) -> Any:
+        """The layers (an array of ``Layer``) with the addresses of their K and V in a cache; None where it has none."""
         layout, layers = self._by_cache.get(cache, (None, None))
         if layout != cache.layout:
             stores = [cache.stores(heads.layer) for heads in self._heads]
@@ -101,32 +104,43 @@ class CompiledLayers:
             self._by_cache[cache] = cache.layout, layers
         return layers
 
+    def sizes(
+        self, batch: int, width: int, live: int, cache: RaggedKV, *, mask: tuple[int, int] = (0, 0), window: int = 0
+    ) -> Any:
+        """The ``Sizes`` of attention over ``live`` slots of a cache, for rows of at most ``width`` positions.
+
+        Args:
+            mask: strides by row and by position, where there is one.
+            window: slots that a position sees where there is none; 0 for all.
+        """
+        heads, stores = self.heads, cache.stores(self.heads.layer)
+        assert stores is not None
+        assert live <= cache.capacity
+        each = (heads.query_heads + 2 * heads.kv_heads) * heads.dim
+        return Sizes(
+            *(batch, heads.query_heads, heads.kv_heads, width, live, heads.dim),
+            *(width * each, heads.dim, each),
+            *(step for store in stores for step in store.stride()[:3]),
+            *(*mask, window),
+        )
+
     def _computed(
         self, layers: Any, hidden: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor, cache: RaggedKV
     ) -> Tensor:
-        heads, (batch, width, dim) = self._heads[0], hidden.shape
+        batch, width, dim = hidden.shape
         block, rows, slots = cache.written()
         meant = block.meant()
-        stores = cache.stores(heads.layer)
-        assert stores is not None
-        assert block.live <= cache.capacity
-        each = (heads.query_heads + 2 * heads.kv_heads) * heads.dim
         mask = mask.expand(batch, 1, width, block.live)
-        sizes = Sizes(
-            *(batch, heads.query_heads, heads.kv_heads, width, block.live, heads.dim),
-            *(width * each, heads.dim, each),
-            *(step for store in stores for step in store.stride()[:3]),
-            *(mask.stride(0), mask.stride(2)),
-        )
+        sizes = self.sizes(batch, width, block.live, cache, mask=(mask.stride(0), mask.stride(2)))
         starts = (ctypes.c_int64 * (batch + 1))(0, *accumulate(block.counts or [width] * batch))
         parts = [part.expand(batch, *part.shape[1:]) for part in (hidden, *angles, slots)]
         tokens, cosines, sines, slots = (part.flatten(0, 1) if meant is None else part[meant] for part in parts)
         tokens = tokens.clone(memory_format=torch.contiguous_format)
         cosines, sines, slots, rows = cosines.contiguous(), sines.contiguous(), slots.contiguous(), rows.contiguous()
         self._compute(
-            *(layers, len(layers), sizes, dim, self._inner, tokens.data_ptr()),
+            *(layers, len(layers), sizes, dim, self.inner, tokens.data_ptr()),
             *(cosines.data_ptr(), sines.data_ptr(), mask.data_ptr(), rows.data_ptr(), starts, slots.data_ptr()),
-            *(heads.scaling, torch.get_num_threads()),
+            *(self.heads.scaling, torch.get_num_threads()),
         )
         if meant is None:
             return tokens.view(batch, width, dim)
@@ -143,10 +157,10 @@ def _weights(layer: Any) -> list[Tensor | None]:
     return [None if tensor is None else tensor.detach().contiguous() for tensor in found]
 
 
-def _described(layer: Any, weights: Sequence[Tensor | None]) -> _Layer:
+def _described(layer: Any, weights: Sequence[Tensor | None]) -> Layer:
     addresses = [None if tensor is None else tensor.data_ptr() for tensor in weights]
     places = [list(FORMATS).index(layer.get_submodule(name).layout) for name in _PRODUCTS]
-    return _Layer(
+    return Layer(
         weights=(ctypes.c_void_p * 4)(*addresses[:4]),
         biases=(ctypes.c_void_p * 4)(*addresses[4:8]),
         formats=(ctypes.c_int64 * 4)(*places),

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from agentspec.device import upload
 from agentspec.models.attention import LONG, LayerMasks
+from agentspec.models.compiled_pass import CompiledPass
 from agentspec.models.direct import direct
 from agentspec.models.graphs import Graphs, Recorder, round_live, round_width
 from agentspec.models.kv_cache import Block, RaggedKV
@@ -50,6 +51,7 @@ class Forward:
         self._kv = kv
         self._masks = LayerMasks.of(model)
         self._direct = direct(model)
+        self._compiled = CompiledPass.of(model, self._direct)
         self.graphs = Graphs(None)
 
     def read_config(self) -> None:
@@ -60,11 +62,19 @@ class Forward:
         """Capture passes from now on; None for no longer."""
         self.graphs = Graphs(recorder)
 
-    def __call__(self, feeds: Sequence[Feed]) -> Tensor:
-        """Logits of the last columns of right-padded feeds of ascending rows, ``[B, kept, V]`` in the model's dtype.
+    def __call__(self, feeds: Sequence[Feed]) -> list[Tensor]:
+        """The logits after the last ``feed.last`` tokens of feeds of ascending rows: ``[last, V]`` each."""
+        found, windows = None, self._masks.windows
+        if self._compiled is not None and len(windows) == 1:
+            found = self._compiled(feeds, self._kv, *windows.values())
+        if found is None:
+            found = self._padded(feeds)
+        for feed in feeds:
+            self._kv.record(feed.row, feed.tokens)
+        return found
 
-        Padding is cut off: the last column is that of the longest feed's last token.
-        """
+    def _padded(self, feeds: Sequence[Feed]) -> list[Tensor]:
+        """The same in one block, in which shorter feeds are padded on the right."""
         width = max(len(feed.tokens) for feed in feeds)
         keep = width - min((feed.unasked for feed in feeds if feed.last), default=width - 1)
         rows = [feed.row for feed in feeds]
@@ -86,10 +96,10 @@ class Forward:
             )
         else:
             logits = self._compute(block, keep, upload(_table(feeds, width), self._device))
-        for feed in feeds:
-            self._kv.record(feed.row, feed.tokens)
-        end = logits.shape[1] - (block.width - width)
-        return logits[:, end - keep : end]
+        first = logits.shape[1] - block.width  # column of a feed's first token
+        return [
+            scores[first + feed.unasked : first + len(feed.tokens)] for feed, scores in zip(feeds, logits, strict=True)
+        ]
 
     def _live(self, needed: int) -> int:
         """Slots that attention reads: on a CPU, of long contexts, in steps, for its kernels are made for a shape."""

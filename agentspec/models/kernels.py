@@ -34,7 +34,7 @@ _PATIENCE_S = 120.0
 BLOCK = 32
 """Columns of a weight that share scales; an attention head has a multiple of it."""
 
-Sizes = ctypes.c_int64 * 17
+Sizes = ctypes.c_int64 * 18
 """Of ``attention.h``'s Attention."""
 
 
@@ -81,7 +81,7 @@ class Kernels:
         kv_heads, live = key.shape[1:3]
         mask = mask.expand(batch, 1, width, live)
         strides = *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], mask.stride(0), mask.stride(2)
-        sizes = Sizes(batch, heads, kv_heads, width, live, dim, *strides)
+        sizes = Sizes(batch, heads, kv_heads, width, live, dim, *strides, 0)
         out = query.new_empty(batch, width, heads, dim)
         self._attention(
             query.data_ptr(), key.data_ptr(), value.data_ptr(), mask.data_ptr(), out.data_ptr(), sizes, scale,

@@ -100,7 +100,7 @@ class Stack(Fused):
 
     def __getstate__(self) -> dict[str, Any]:
         """All but what holds, or knows the place of, the weights of this one: a copy makes its own."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("_flat", "_compiled")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_flat", "compiled")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy, from its state."""
@@ -116,7 +116,8 @@ class Stack(Fused):
     def _flatten(self) -> None:
         layers = list(self.layers)
         self._flat = [_Layer.of(layer) for layer in layers]
-        self._compiled = CompiledLayers(layers) if CompiledLayers.fit(layers) else None
+        self.compiled = CompiledLayers(layers) if CompiledLayers.fit(layers) else None
+        """The layers for our own kernels; None where these do not compute them."""
 
     def forward(
         self,
@@ -127,8 +128,8 @@ class Stack(Fused):
     ) -> Tensor:
         """``[B, F, dim]`` to ``[B, F, dim]``. Of ``options`` the cache alone counts."""
         cache = cache_of(options)
-        if self._compiled is not None:
-            computed = self._compiled(hidden_states, position_embeddings, attention_mask, cache)
+        if self.compiled is not None:
+            computed = self.compiled(hidden_states, position_embeddings, attention_mask, cache)
             if computed is not None:
                 return computed
         cosines, sines = (part[:, None] for part in position_embeddings)

@@ -1,5 +1,5 @@
 // softmax(scale q k^T + mask) v, over keys in parts of fixed places: a position's result does not depend on how many
-// others are computed with it, on threads, or on keys that the mask hides.
+// others are computed with it, on threads, or on keys that are hidden.
 #pragma once
 
 #include "products.h"
@@ -53,7 +53,24 @@ struct Attention {
     int64_t k_batch, k_head, k_live;   // k [batch, kv_heads, live, dim]
     int64_t v_batch, v_head, v_live;   // v likewise
     int64_t mask_batch, mask_width;    // mask [batch, width, live], added to the scores
+    int64_t window;                    // without a mask: keys that a position sees, its own the last; 0 for all
 };
+
+// What positions see: a mask, or (null) the keys up to their own slots.
+struct Sight {
+    const float* mask;
+    const int64_t* slots;
+};
+
+// Of some keys those that a position sees.
+struct Range {
+    int64_t begin, end;
+};
+
+inline Range seen(const Attention& a, int64_t slot, int64_t first, int64_t keys) {
+    const auto within = [&](int64_t key) { return std::min(std::max<int64_t>(key - first, 0), keys); };
+    return {a.window ? within(slot + 1 - a.window) : 0, within(slot + 1)};
+}
 
 // Of some rows: the greatest score so far, the sum of weights relative to it, and the weighted sum of v.
 struct Sums {
@@ -61,8 +78,8 @@ struct Sums {
 };
 
 // What the keys of one part add for the heads of one K/V head at positions begin .. begin + count.
-void attend(const Attention& a, const float* q, const float* k, const float* v, const float* mask, float scale,
-            int64_t begin, int64_t count, int64_t first, int64_t last, float* mine, Sums to) {
+void attend(const Attention& a, const float* q, const float* k, const float* v, Sight sight, float scale, int64_t begin,
+            int64_t count, int64_t first, int64_t last, float* mine, Sums to) {
     const int64_t groups = a.heads / a.kv_heads, rows = groups * count;
     float *queries = mine, *panel = queries + rows * a.dim, *scores = panel + PANEL * a.dim,
           *factor = scores + rows * KEYS;
@@ -76,7 +93,12 @@ void attend(const Attention& a, const float* q, const float* k, const float* v, 
         const int64_t keys = std::min(KEYS, last - first);
         bool is_seen = false;
         for (int64_t i = 0; i < count && !is_seen; i++) {
-            const float* row = mask + (begin + i) * a.mask_width + first;
+            if (!sight.mask) {
+                const Range range = seen(a, sight.slots[begin + i], first, keys);
+                is_seen = range.begin < range.end;
+                continue;
+            }
+            const float* row = sight.mask + (begin + i) * a.mask_width + first;
             for (int64_t key = 0; key < keys; key++) is_seen |= row[key] > HIDDEN;
         }
         if (!is_seen) continue;
@@ -87,10 +109,17 @@ void attend(const Attention& a, const float* q, const float* k, const float* v, 
                                std::min<int64_t>(MOST, rows - row), a.dim, KEYS, PANEL, false);
         }
         for (int64_t row = 0; row < rows; row++) {
-            const float* added = mask + (begin + row % count) * a.mask_width + first;
+            const int64_t position = begin + row % count;
             float *score = scores + row * KEYS, before = to.greatest[row];
-            for (int64_t key = 0; key < keys; key++) score[key] += added[key];
-            std::fill(score + keys, score + KEYS, 2 * HIDDEN);
+            Range range = {0, keys};
+            if (sight.mask) {
+                const float* added = sight.mask + position * a.mask_width + first;
+                for (int64_t key = 0; key < keys; key++) score[key] += added[key];
+            } else {
+                range = seen(a, sight.slots[position], first, keys);
+            }
+            std::fill(score, score + range.begin, 2 * HIDDEN);
+            std::fill(score + range.end, score + KEYS, 2 * HIDDEN);
             Floats most = Floats{} + before, total = {};
             for (int64_t key = 0; key < KEYS; key += LANES) {
                 const Floats s = load<Floats>(score + key);
@@ -129,12 +158,12 @@ inline void absorb(const Sums& total, const Sums& part, int64_t rows, int64_t di
 
 // out [batch, width, heads, dim]; dim is a multiple of BLOCK. kv_rows tells which row of k and v a row of q reads; null
 // for the same. starts [batch + 1] are the places of rows of different widths, which lie one behind the other in q and
-// out; null where all have the same. A position that sees no key gets zeros.
+// out, as slots [tokens] do; null where all have the same. A position that sees no key gets zeros.
 //
 // The parts of a task are computed one after the other, and where there are too few tasks, by all threads: either way
 // they are added up in order.
-void attention(const Attention& a, const float* q, const float* k, const float* v, const float* mask,
-               const int64_t* kv_rows, const int64_t* starts, float* out, float scale, int threads) {
+void attention(const Attention& a, const float* q, const float* k, const float* v, Sight sight, const int64_t* kv_rows,
+               const int64_t* starts, float* out, float scale, int threads) {
     const int64_t groups = a.heads / a.kv_heads, parts = (a.live + PART - 1) / PART;
     const int64_t chunks = (a.width + QUERIES - 1) / QUERIES, rows = groups * std::min(QUERIES, a.width);
     const int64_t tasks = a.batch * a.kv_heads * chunks, kept = rows * (2 + a.dim);
@@ -151,8 +180,10 @@ void attention(const Attention& a, const float* q, const float* k, const float* 
         const int64_t row = kv_rows ? kv_rows[batch] : batch;
         const float* queries = q + (starts ? starts[batch] * a.q_width : batch * a.q_batch);
         if (count <= 0) return;
+        const Sight sees = {sight.mask ? sight.mask + batch * a.mask_batch : nullptr,
+                            sight.slots ? sight.slots + start_of(batch) : nullptr};
         attend(a, queries + head * groups * a.q_head, k + row * a.k_batch + head * a.k_head,
-               v + row * a.v_batch + head * a.v_head, mask + batch * a.mask_batch, scale, begin, count, part * PART,
+               v + row * a.v_batch + head * a.v_head, sees, scale, begin, count, part * PART,
                std::min((part + 1) * PART, a.live), mine, to);
     };
 #pragma omp parallel num_threads(threads)

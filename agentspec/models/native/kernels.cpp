@@ -29,7 +29,7 @@ extern "C" bool product(int64_t format, const uint8_t* w, const float* x, float*
 
 extern "C" bool attention(const float* q, const float* k, const float* v, const float* mask, float* out,
                           const Attention* sizes, float scale, int threads) {
-    return fits([&] { attention(*sizes, q, k, v, mask, nullptr, nullptr, out, scale, threads); });
+    return fits([&] { attention(*sizes, q, k, v, {mask, nullptr}, nullptr, nullptr, out, scale, threads); });
 }
 
 extern "C" bool layers(const Layer* layer, int64_t count, const Attention* sizes, int64_t dim, int64_t inner,
@@ -37,5 +37,13 @@ extern "C" bool layers(const Layer* layer, int64_t count, const Attention* sizes
                        const int64_t* starts, const int64_t* slots, float scale, int threads) {
     return fits([&] {
         layers(layer, count, *sizes, dim, inner, hidden, cosines, sines, mask, rows, starts, slots, scale, threads);
+    });
+}
+
+extern "C" bool pass(const Around* around, const Layer* layer, int64_t count, const Attention* sizes, int64_t dim,
+                     int64_t inner, const int64_t* ids, const int64_t* rows, const int64_t* starts,
+                     const int64_t* slots, const int64_t* asked, float* scores, float scale, int threads) {
+    return fits([&] {
+        pass(*around, layer, count, *sizes, dim, inner, ids, rows, starts, slots, asked, scores, scale, threads);
     });
 }

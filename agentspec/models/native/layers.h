@@ -62,7 +62,8 @@ void project(const Layer& layer, Part part, const float* x, float* y, int64_t to
 
 // hidden [tokens, dim] goes through count layers in place. The tokens of a row, at most a.width of them, lie together;
 // starts [batch + 1] are the places of rows among them. rows [batch] and slots [tokens] tell where K and V are written;
-// cosines and sines are [tokens, a.dim].
+// cosines and sines are [tokens, a.dim]. Without a mask a position sees the slots up to its own, and cosines and sines
+// are [slots, a.dim].
 void layers(const Layer* layer, int64_t count, const Attention& a, int64_t dim, int64_t inner, float* hidden,
             const float* cosines, const float* sines, const float* mask, const int64_t* rows, const int64_t* starts,
             const int64_t* slots, float scale, int threads) {
@@ -77,7 +78,7 @@ void layers(const Layer* layer, int64_t count, const Attention& a, int64_t dim, 
         project(*layer, QKV, normed, states, tokens, dim, all * a.dim, false, threads);
 #pragma omp parallel for num_threads(threads) if (tokens >= FEW)
         for (int64_t t = 0; t < tokens; t++) {
-            const int64_t angle = t * a.dim, slot = slots[t];
+            const int64_t slot = slots[t], angle = (mask ? t : slot) * a.dim;
             const int64_t row = rows[std::upper_bound(starts, starts + a.batch, t) - starts - 1];
             for (int64_t head = 0; head < all; head++) {
                 float* x = states + (t * all + head) * a.dim;
@@ -93,7 +94,7 @@ void layers(const Layer* layer, int64_t count, const Attention& a, int64_t dim, 
                                 4 * a.dim);
             }
         }
-        attention(a, states, layer->keys, layer->values, mask, rows, starts, mixed, scale, threads);
+        attention(a, states, layer->keys, layer->values, {mask, slots}, rows, starts, mixed, scale, threads);
         project(*layer, OUT, mixed, hidden, tokens, a.heads * a.dim, dim, true, threads);
 #pragma omp parallel for num_threads(threads) if (tokens >= FEW)
         for (int64_t t = 0; t < tokens; t++)
@@ -104,6 +105,33 @@ void layers(const Layer* layer, int64_t count, const Attention& a, int64_t dim, 
             gate(wide + t * 2 * inner, wide + t * 2 * inner + inner, active + t * inner, inner);
         project(*layer, DOWN, active, hidden, tokens, inner, dim, true, threads);
     }
+}
+
+// What is around the layers of a model. Angles are [slots, a.dim].
+struct Around {
+    const float *embeddings, *cosines, *sines, *norm, *bias;  // bias may be null
+    const uint8_t* head;
+    int64_t format, outputs;
+    double eps;
+};
+
+// ids [tokens] to the scores [sum of asked, outputs] behind the last asked[row] tokens of each row; for the rest see
+// layers.
+void pass(const Around& around, const Layer* layer, int64_t count, const Attention& a, int64_t dim, int64_t inner,
+          const int64_t* ids, const int64_t* rows, const int64_t* starts, const int64_t* slots, const int64_t* asked,
+          float* scores, float scale, int threads) {
+    const int64_t tokens = starts[a.batch];
+    float *const hidden = scratch<7>(tokens * dim), *normed = scratch<8>(tokens * dim);
+    for (int64_t t = 0; t < tokens; t++) std::memcpy(hidden + t * dim, around.embeddings + ids[t] * dim, 4 * dim);
+    layers(layer, count, a, dim, inner, hidden, around.cosines, around.sines, nullptr, rows, starts, slots, scale,
+           threads);
+    int64_t wanted = 0;
+    for (int64_t row = 0; row < a.batch; row++)
+        for (int64_t t = starts[row + 1] - asked[row]; t < starts[row + 1]; t++)
+            norm(hidden + t * dim, around.norm, around.eps, normed + wanted++ * dim, dim);
+    MULTIPLY[around.format](around.head, normed, scores, wanted, dim, around.outputs, false, threads);
+    if (around.bias)
+        for (int64_t i = 0; i < wanted * around.outputs; i++) scores[i] += around.bias[i % around.outputs];
 }
 
 }  // namespace

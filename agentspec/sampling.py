@@ -213,36 +213,38 @@ def best_tokens(
     What ``warp`` comes to there, without the V numbers of a law. A mask is looked at where the best token is illegal.
     """
     scores = _adjusted(logits, params, prefixes)
-    tokens, values = _greatest(scores)
+    best = _greatest(scores)
     illegal = [
         (b, k)
         for b, row in enumerate(masks.rows)
         for k, mask in enumerate(row)
-        if mask is not None and tokens[b][k] not in mask
+        if mask is not None and best[b][k] not in mask
     ]
     if illegal:
-        rows, positions = map(list, zip(*illegal, strict=True))
         legal = Masks([[masks.rows[b][k]] for b, k in illegal], scores.device).tensor
         assert legal is not None
-        again = _greatest(torch.where(legal, scores[rows, positions][:, None], -math.inf))
-        for b, k, token, value in zip(rows, positions, *again, strict=True):
-            [tokens[b][k]], [values[b][k]] = token, value
-    return [
-        [token if value > -math.inf else NO_TOKEN for token, value in zip(*row, strict=True)]  # a NaN is no law either
-        for row in zip(tokens, values, strict=True)
-    ]
+        masked = torch.where(legal, torch.stack([scores[b, k : k + 1] for b, k in illegal]), -math.inf)
+        for (b, k), [token] in zip(illegal, _greatest(masked), strict=True):
+            best[b][k] = token
+    return best
 
 
-def _greatest(scores: Tensor) -> tuple[list[list[int]], list[list[float]]]:
-    """Of scores ``[B, K, V]``: the first best token of every position, and its score."""
-    if scores.device.type == "cpu":
+def _greatest(scores: Tensor) -> list[list[int]]:
+    """Of scores ``[B, K, V]``: the first best token of every position; ``NO_TOKEN`` where that has no score."""
+    if _is_on_host(scores):
         numbers = scores.numpy(force=True)
-        best = numbers.argmax(-1).tolist()  # ten times as fast as torch's
-        return best, [
-            [float(row[k, token]) for k, token in enumerate(ids)] for row, ids in zip(numbers, best, strict=True)
+        best = numbers.argmax(-1)  # ten times as fast as torch's
+        return [
+            [token if numbers[b, k, token] > -math.inf else NO_TOKEN for k, token in enumerate(row)]
+            for b, row in enumerate(best.tolist())
         ]
     values, tokens = scores.max(-1)
-    return tokens.tolist(), values.tolist()
+    told: list[list[int]] = tokens.masked_fill(~(values > -math.inf), NO_TOKEN).tolist()
+    return told
+
+
+def _is_on_host(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu"
 
 
 def _adjusted(logits: Tensor, params: Sequence[SamplingParams], prefixes: Sequence[Prefix] | None) -> Tensor:

@@ -59,7 +59,7 @@ def test_the_host_reads_once_a_round_and_once_for_each_token_that_a_draft_model_
     reads: list[str] = []
     decoder = SpeculativeDecoder(TableModel(), drafter, gamma=3)
     batch = batch_of(rows, **settings)
-    monkeypatch.setattr(sampling, "_waits", lambda tensor: True)  # as on a GPU
+    monkeypatch.setattr(sampling, "_is_on_host", lambda tensor: False)  # as on a GPU
     for name in READS:
         original = getattr(Tensor, name)
 

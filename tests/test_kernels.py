@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import math
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,8 +26,11 @@ from transformers import PreTrainedModel
 from agentspec import CausalLM
 from agentspec.folders import CACHE_VARIABLE
 from agentspec.models import attention as attention_module
+from agentspec.models import compiled_pass
 from agentspec.models import kernels as kernels_module
 from agentspec.models.compiled import CompiledLayers
+from agentspec.models.compiled_pass import CompiledPass
+from agentspec.models.direct import direct
 from agentspec.models.kernels import KernelsMissingError, compiles, kernels
 from agentspec.models.packing import layouts
 from agentspec.models.panels import FORMATS, fits, laid_out, product
@@ -276,7 +280,7 @@ def uneven(model: PreTrainedModel) -> PreTrainedModel:
 
 def compiled_layers(model: PreTrainedModel) -> int:
     """Layers that are computed without Python in between."""
-    return sum(len(m.layers) for m in model.modules() if isinstance(m, Stack) and m._compiled is not None)
+    return sum(len(m.layers) for m in model.modules() if isinstance(m, Stack) and m.compiled is not None)
 
 
 @needs_compiler
@@ -306,7 +310,67 @@ def test_a_compiled_model_computes_the_same_on_a_random_walk(
     model = compiled(uneven(build(architecture, 0, **sizes)))
     assert model.config._attn_implementation == attention_module.COMPILED_SDPA
     assert compiled_layers(model) == expected
-    walk(CausalLM(model, rows=3, prefill_chunk=16), uneven(build(architecture, 0, **sizes)), seed=7, steps=40)
+    lm = CausalLM(model, rows=3, prefill_chunk=16)
+    assert (lm._forward._compiled is not None) == (expected > 0)
+    walk(lm, uneven(build(architecture, 0, **sizes)), seed=7, steps=40)
+
+
+def rope(kind: str, **options: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "factor": 4.0, "rope_theta": 10000.0, **options}}
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [
+        ("Llama", {}),
+        ("Llama", {"tie_word_embeddings": True}),
+        ("Llama", rope("linear")),
+        ("Llama", rope("dynamic")),  # up to the positions that it was made for
+        ("Mistral", {"sliding_window": 6}),
+        ("Qwen3", {}),
+    ],
+    ids=str,
+)
+def test_a_pass_in_one_call_is_the_pass_in_parts(architecture: str, changes: dict[str, Any]) -> None:
+    """The parts have masks, angles that were computed for the block, and torch's own norm."""
+    model = compiled(uneven(build(architecture, 0, **SIZES | WHOLE | changes)))
+    whole, parts = CausalLM(model, rows=3, prefill_chunk=16), CausalLM(model, rows=3, prefill_chunk=16)
+    assert whole._forward._compiled is not None
+    parts._forward._compiled = None
+    dice = random.Random(3)
+    texts = [[dice.randrange(VOCABULARY) for _ in range(60)] for _ in range(3)]
+    ends = [1, 1, 1]
+    while min(ends) < 60:
+        ends = [min(60, end + dice.choice([1, 1, 2, 7, 33])) for end in ends]
+        contexts = [text[:end] for text, end in zip(texts, ends, strict=True)]
+        last = [dice.randrange(min(end, 5) + 1) for end in ends]
+        found, expected = whole.next_logits(contexts, last), parts.next_logits(contexts, last)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@needs_compiler
+def test_angles_that_depend_on_other_positions_are_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    factors = {"short_factor": [1.0] * 16, "long_factor": [3.0] * 16, "original_max_position_embeddings": 20}
+    model: Any = compiled(llama(**WHOLE | rope("longrope", **factors)))
+    around = direct(model)
+    assert around is not None
+    assert CompiledPass.of(model, around) is not None  # up to position 20, which is as far as such a model is used
+    monkeypatch.setattr(compiled_pass, "longest_context", lambda model: 21)
+    assert CompiledPass.of(model, around) is None
+
+
+@needs_compiler
+def test_a_model_that_somebody_changed_is_computed_in_parts() -> None:
+    lm, context = CausalLM(compiled(llama(**WHOLE))), [1, 2, 3]
+    before, seen = lm.next_logits([context], [3]), []
+    handle = lm.model.model.register_forward_hook(lambda *call: seen.append(call))
+    lm.next_logits([[*context, 4]], [3])
+    assert seen
+    handle.remove()
+    seen.clear()
+    assert torch.equal(lm.next_logits([context], [3]), before)
+    assert not seen
 
 
 @needs_compiler

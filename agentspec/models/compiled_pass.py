@@ -14,6 +14,7 @@ from agentspec.models.compiled import CompiledLayers, Layer
 from agentspec.models.direct import Direct
 from agentspec.models.kernels import kernels
 from agentspec.models.kv_cache import RaggedKV
+from agentspec.models.loading import longest_context
 from agentspec.models.packing import PanelLinear
 from agentspec.models.panels import FORMATS
 
@@ -42,7 +43,7 @@ class CompiledPass:
         self._direct, self._stack, self._head = direct, inner.layers[0], head
         self._layers: CompiledLayers = self._stack.compiled
         self._embeddings, self._norm, self._dim = inner.embed_tokens.weight, inner.norm.weight, model.config.hidden_size
-        self._angles = _Angles(inner.rotary_emb, self._layers.heads.dim)
+        self._angles = _Angles(inner.rotary_emb, longest_context(model))
         self._around = _Around(
             embeddings=self._embeddings.data_ptr(),
             norm=self._norm.data_ptr(),
@@ -72,7 +73,7 @@ class CompiledPass:
             and type(embeddings) is nn.Embedding
             and isinstance(head, PanelLinear)
             and all(weight.is_contiguous() and weight.dtype == torch.float32 and weight.is_cpu for weight in weights)
-            and _Angles.fit(inner.rotary_emb)
+            and _Angles(inner.rotary_emb, longest_context(model)).are_fixed()
         )
         return cls(model, direct) if fits else None
 
@@ -113,32 +114,31 @@ class _Angles:
     """Cosines and sines of rotary positions, from the first on.
 
     Args:
-        rotary: transformers' module, which ``fit``.
-        dim: numbers of a head.
+        rotary: transformers' module.
+        positions: how many there are.
     """
 
-    def __init__(self, rotary: nn.Module, dim: int) -> None:
+    def __init__(self, rotary: nn.Module, positions: int) -> None:
         self._rotary = rotary
-        self._cosines, self._sines = torch.empty(0, dim), torch.empty(0, dim)
+        self._positions = positions
+        self._cosines, self._sines = (part[:0] for part in self._at(torch.arange(1)))
 
-    @staticmethod
     @torch.no_grad()
-    def fit(rotary: Any) -> bool:
-        """Whether the angles of a position are the same whatever other positions there are."""
-        first, last = torch.arange(8), torch.tensor([rotary.config.max_position_embeddings - 1])
-        alone, beside = _angles(rotary, first), _angles(rotary, torch.cat([first, last]))
-        return all(torch.allclose(a, b[:8], atol=1e-6) for a, b in zip(alone, beside, strict=True))
+    def are_fixed(self) -> bool:
+        """Whether the angles of a position are the same whatever other positions are asked for."""
+        some = torch.arange(min(8, self._positions))
+        alone, beside = self._at(some), self._at(torch.cat([some, torch.tensor([self._positions - 1])]))
+        return all(torch.allclose(a, b[:-1], atol=1e-6) for a, b in zip(alone, beside, strict=True))
 
     def reaching(self, slots: int) -> tuple[int, int]:
-        """The addresses of both, of at least so many slots."""
+        """The addresses of both, for at least so many slots."""
         while len(self._cosines) < slots:
             begin = len(self._cosines)
-            cosines, sines = _angles(self._rotary, torch.arange(begin, begin + _STEP))
+            cosines, sines = self._at(torch.arange(begin, min(begin + _STEP, self._positions)))
             self._cosines, self._sines = torch.cat([self._cosines, cosines]), torch.cat([self._sines, sines])
         return self._cosines.data_ptr(), self._sines.data_ptr()
 
-
-def _angles(rotary: nn.Module, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """``[F, dim]`` each."""
-    cosines, sines = rotary(torch.zeros(1), positions[None])
-    return cosines[0].contiguous(), sines[0].contiguous()
+    def _at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """``[F, dim]`` each, float32."""
+        cosines, sines = self._rotary(torch.zeros(1), positions[None])
+        return cosines[0].contiguous(), sines[0].contiguous()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
+import math
 import queue
 import uuid
 import weakref
@@ -42,11 +43,11 @@ class Engine(Protocol):
         """Decode to the end; per request, its samples in order."""
         ...
 
-    def stream(self, request: Request) -> Iterator[Delta]:
-        """Deltas as they settle. Closing the iterator cancels the request."""
+    def stream(self, request: Request, every_s: float = 0.0) -> Iterator[Delta]:
+        """Deltas as they settle, of a sample ``every_s`` seconds at most. Closing the iterator cancels the request."""
         ...
 
-    def astream(self, request: Request) -> AsyncGenerator[Delta, None]:
+    def astream(self, request: Request, every_s: float = 0.0) -> AsyncGenerator[Delta, None]:
         """``stream`` for an event loop, which is never blocked."""
         ...
 
@@ -104,7 +105,10 @@ class LocalEngine:
             raise InvalidRequestError("generate takes a list of requests, got a single one; put it into a list.")
         prepared, checks = [self._sequences(request) for request in requests], [Check(request) for request in requests]
         boxes: list[queue.SimpleQueue[Delta | BaseException]] = [queue.SimpleQueue() for _ in requests]
-        jobs = [Job(s, box.put, r.timeout_s, r.priority) for r, s, box in zip(requests, prepared, boxes, strict=True)]
+        jobs = [
+            Job(sequences, box.put, request.timeout_s, request.priority, math.inf)
+            for request, sequences, box in zip(requests, prepared, boxes, strict=True)
+        ]
         try:
             for job in jobs:
                 self._scheduler.submit(job)
@@ -113,17 +117,22 @@ class LocalEngine:
             for job in jobs:
                 job.cancel()
 
-    def stream(self, request: Request) -> Iterator[Delta]:
+    def stream(self, request: Request, every_s: float = 0.0) -> Iterator[Delta]:
         """Deltas as they settle; of all samples, in the order they come. Closing the iterator cancels the request.
+
+        Args:
+            request: what is asked for.
+            every_s: seconds between deltas of a sample, at least; its first and its last come at once. Each wakes
+                whoever reads them, on a processor that the model could use.
 
         Raises:
             InvalidRequestError: for a request that cannot be served; at the call, before any compute.
         """
-        return self._stream(request, self._sequences(request), Check(request))
+        return self._stream(request, self._sequences(request), Check(request), every_s)
 
-    def _stream(self, request: Request, sequences: list[Sequence], check: Check) -> Iterator[Delta]:
+    def _stream(self, request: Request, sequences: list[Sequence], check: Check, every_s: float) -> Iterator[Delta]:
         box: queue.SimpleQueue[Delta | BaseException] = queue.SimpleQueue()
-        job = Job(sequences, box.put, request.timeout_s, request.priority)
+        job = Job(sequences, box.put, request.timeout_s, request.priority, every_s)
         self._scheduler.submit(job)
         try:
             unfinished = len(sequences)
@@ -134,22 +143,22 @@ class LocalEngine:
         finally:
             job.cancel()
 
-    def astream(self, request: Request) -> AsyncGenerator[Delta, None]:
+    def astream(self, request: Request, every_s: float = 0.0) -> AsyncGenerator[Delta, None]:
         """``stream`` for an event loop, which is never blocked. Cancelling the task cancels the request.
 
         Raises:
             InvalidRequestError: for a request that cannot be served; with the first delta, before any compute.
         """
-        return self._astream(request)
+        return self._astream(request, every_s)
 
-    async def _astream(self, request: Request) -> AsyncGenerator[Delta, None]:
+    async def _astream(self, request: Request, every_s: float) -> AsyncGenerator[Delta, None]:
         sequences = await asyncio.to_thread(self._sequences, request)  # compiling a grammar takes its time
         loop, box = asyncio.get_running_loop(), asyncio.Queue[Delta | BaseException]()
 
         def emit(item: Delta | BaseException) -> None:
             loop.call_soon_threadsafe(box.put_nowait, item)
 
-        job, check = Job(sequences, emit, request.timeout_s, request.priority), Check(request)
+        job, check = Job(sequences, emit, request.timeout_s, request.priority, every_s), Check(request)
         self._scheduler.submit(job)
         try:
             unfinished = len(sequences)

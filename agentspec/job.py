@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
@@ -20,7 +21,7 @@ from agentspec.stats import StepStats
 
 @dataclass(frozen=True)
 class Delta:
-    """What a round added to one sample of a request.
+    """What a round, or several, added to one sample of a request.
 
     Args:
         index: of the sample.
@@ -51,6 +52,8 @@ class Job:
         emit: takes deltas, or the exception that ended the request; called on the worker thread.
         timeout_s: seconds that the request may take from now on; None for no limit.
         priority: jobs of a higher one leave the queue first.
+        every_s: seconds between deltas of a sample, at least; its first and its last come at once. Whoever only waits
+            for the end need not be woken by every round.
     """
 
     def __init__(
@@ -59,8 +62,10 @@ class Job:
         emit: Callable[[Delta | BaseException], None],
         timeout_s: float | None = None,
         priority: int = 0,
+        every_s: float = 0.0,
     ) -> None:
         self.priority = priority
+        self.every_s = every_s
         self._timeout_s = timeout_s
         self._arrived = time.perf_counter()
         self.members = [Member(self, index, sequence) for index, sequence in enumerate(sequences)]
@@ -129,6 +134,7 @@ class Member:
         self._read = 0  # tokens of the context that the models were given
         self._is_known = False  # to the models: what they had cached of it was looked up
         self._draft_length: DraftLength | None = None
+        self._told_at = -math.inf
         self._told_tokens = 0
         self._told_text = 0
 
@@ -166,13 +172,16 @@ class Member:
         return self._read - cached
 
     def tell(self) -> None:
-        """Send what is new and settled."""
-        sequence, finished = self.sequence, self.sequence.finish_reason is not None
+        """Send what is new and settled, as often as the job wants it."""
+        sequence, finished, now = self.sequence, self.sequence.finish_reason is not None, time.perf_counter()
+        if not finished and now - self._told_at < self.job.every_s:
+            return
         begin, end, text = self._told_tokens, sequence.settled_length, sequence.settled_text
         tokens = sequence.context[sequence.prompt_length + begin : sequence.prompt_length + end]
         if not (tokens or finished):
             return
-        since_arrival = time.perf_counter() - self._arrived
+        self._told_at = now
+        since_arrival = now - self._arrived
         self.stats.ttft_s = self.stats.ttft_s or since_arrival
         self.stats.total_s, self.stats.new_tokens = since_arrival, sequence.length
         self.stats.ended_at = time.time()

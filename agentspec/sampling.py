@@ -214,17 +214,20 @@ def best_tokens(
     """
     scores = _adjusted(logits, params, prefixes)
     best = _greatest(scores)
-    illegal = [
-        (b, k)
-        for b, row in enumerate(masks.rows)
-        for k, mask in enumerate(row)
-        if mask is not None and best[b][k] not in mask
-    ]
+    illegal = []
+    for b, row in enumerate(masks.rows):
+        for k, mask in enumerate(row):
+            if mask is None or best[b][k] in mask:
+                continue
+            if mask.only is None:
+                illegal.append((b, k, mask))
+            else:
+                best[b][k] = mask.only if float(scores[b, k, mask.only]) > -math.inf else NO_TOKEN
     if illegal:
-        legal = Masks([[masks.rows[b][k]] for b, k in illegal], scores.device).tensor
+        legal = Masks([[mask] for _, _, mask in illegal], scores.device).tensor
         assert legal is not None
-        masked = torch.where(legal, torch.stack([scores[b, k : k + 1] for b, k in illegal]), -math.inf)
-        for (b, k), [token] in zip(illegal, _greatest(masked), strict=True):
+        masked = torch.where(legal, torch.stack([scores[b, k : k + 1] for b, k, _ in illegal]), -math.inf)
+        for (b, k, _), [token] in zip(illegal, _greatest(masked), strict=True):
             best[b][k] = token
     return best
 
@@ -249,7 +252,7 @@ def _is_on_host(tensor: Tensor) -> bool:
 
 def _adjusted(logits: Tensor, params: Sequence[SamplingParams], prefixes: Sequence[Prefix] | None) -> Tensor:
     """The scores, float32 or wider, under penalties, bias, bans and processors."""
-    scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    scores = logits if logits.dtype == torch.float32 else logits.to(torch.promote_types(logits.dtype, torch.float32))
     rows = [b for b, p in enumerate(params) if p.adjusts]
     if rows:
         if prefixes is None:

@@ -127,6 +127,26 @@ def test_deltas_add_up_to_the_completion(engine: LocalEngine) -> None:
         assert len(completion.logprobs) == len(completion.tokens)
 
 
+def test_deltas_may_be_rare_and_then_hold_more(engine: LocalEngine) -> None:
+    request = Request([0, 1], SamplingParams(seed=5, max_tokens=30, logprobs=2), n=2)
+    often, rarely = list(engine.stream(request)), list(engine.stream(request, every_s=1e9))
+    assert len(often) > len(rarely) == 2 * request.n  # the first and the last of each
+    for index in range(request.n):
+        first, last = (delta for delta in rarely if delta.index == index)
+        assert first.tokens
+        assert last.finish_reason is not None
+        mine = [delta for delta in often if delta.index == index]
+        for name in ("tokens", "logprobs"):
+            assert getattr(first, name) + getattr(last, name) == sum((getattr(delta, name) for delta in mine), ())
+
+
+async def test_deltas_of_a_task_may_be_rare(engine: LocalEngine) -> None:
+    request = Request([0, 1], SamplingParams(seed=5, max_tokens=30))
+    rarely = [delta async for delta in engine.astream(request, every_s=1e9)]
+    assert len(rarely) == 2
+    assert rarely[0].tokens + rarely[1].tokens == engine.generate([request])[0][0].tokens
+
+
 def test_the_parts_of_a_step_add_up_to_its_time(engine: LocalEngine) -> None:
     for [completion] in engine.generate(requests(9)):
         told = completion.stats.to_dict()

@@ -63,10 +63,10 @@ class Recorder(LocalEngine):
     source = ""
     path: Path
 
-    def stream(self, request: Request) -> Iterator[Delta]:
+    def stream(self, request: Request, every_s: float = 0.0) -> Iterator[Delta]:
         """The engine's deltas; a line is written behind the last."""
         output: list[int] = []
-        for delta in super().stream(request):
+        for delta in super().stream(request, every_s):
             output += delta.tokens
             yield delta
         with self.path.open("a") as file:

@@ -190,6 +190,10 @@ def track_latency(
     return LatencyTracker(lambda: Recorder(name, budget_s, clock), on_over_budget, live)
 
 
+PROGRESS_S = 0.1
+"""Seconds between what a ``follower`` hears of a call that is not streamed."""
+
+
 def follower(run_manager: Any) -> Callable[[Delta], Delta]:
     """Passes on the deltas of a model's call, and tells those who account for it how far it has come."""
     handlers = [h for h in getattr(run_manager, "handlers", ()) if isinstance(h, LatencyHandler)]

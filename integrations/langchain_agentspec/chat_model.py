@@ -18,7 +18,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from agentspec import InvalidRequestError
 from agentspec.constraints import GrammarEngine
-from langchain_agentspec.callbacks import follower
+from langchain_agentspec.callbacks import PROGRESS_S, follower
 from langchain_agentspec.forms import (
     answer_parser,
     call_parser,
@@ -193,7 +193,7 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
         makers = call.makers()
         with core_errors():
             check = returned if kwargs.get("parsed") else expect_valid
-            deltas = map(check, map(follower(run_manager), call.engine.stream(call.request)))
+            deltas = map(check, map(follower(run_manager), call.engine.stream(call.request, PROGRESS_S)))
             chunks = [(delta.index, makers[delta.index].chunk(delta)) for delta in deltas]
         return to_result(chunks, len(makers))
 
@@ -221,7 +221,7 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
         makers = call.makers()
         with core_errors():
             check, tell = returned if kwargs.get("parsed") else expect_valid, follower(run_manager)
-            async with aclosing(call.engine.astream(call.request)) as deltas:
+            async with aclosing(call.engine.astream(call.request, PROGRESS_S)) as deltas:
                 chunks = [(delta.index, makers[delta.index].chunk(check(tell(delta)))) async for delta in deltas]
         return to_result(chunks, len(makers))
 

@@ -14,6 +14,7 @@ from langchain_core.language_models.llms import BaseLLM
 from langchain_core.outputs import Generation, GenerationChunk, LLMResult
 
 from agentspec import Delta, Grammar, InvalidRequestError, LocalEngine, Request
+from langchain_agentspec.callbacks import PROGRESS_S
 from langchain_agentspec.forms import core_errors
 from langchain_agentspec.settings import SHARED, STRICT, ModelSettings, check_keywords, decoding, sampling
 
@@ -170,7 +171,7 @@ class AgentSpecLLM(ModelSettings, BaseLLM):
 async def _samples(engine: LocalEngine, request: Request, template_s: float) -> list[GenerationChunk]:
     """The whole samples of a request."""
     chunks: defaultdict[int, list[GenerationChunk]] = defaultdict(list)
-    async with aclosing(engine.astream(request)) as deltas:
+    async with aclosing(engine.astream(request, PROGRESS_S)) as deltas:
         async for delta in deltas:
             chunks[delta.index].append(_chunk(delta, template_s))
     return [

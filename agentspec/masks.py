@@ -55,7 +55,8 @@ class TokenMask:
     @cached_property
     def _words(self) -> list[int]:
         """The places of the first two words in which something is legal."""
-        found: list[int] = np.flatnonzero(np.frombuffer(self._bits, dtype=np.uint64))[:2].tolist()
+        [places] = np.frombuffer(self._bits, dtype=np.uint64).nonzero()
+        found: list[int] = places[:2].tolist()
         return found
 
     @property
@@ -81,12 +82,12 @@ class TokenMask:
 
     def but(self, tokens: Iterable[int], *, legal: bool) -> TokenMask:
         """The same, but for ``tokens``."""
+        others = [token for token in tokens if (token in self) != legal]
+        if not others:
+            return self
         bits = bytearray(self._bits)
-        for token in tokens:
-            if legal:
-                bits[token >> 3] |= 1 << (token & 7)
-            else:
-                bits[token >> 3] &= ~(1 << (token & 7))
+        for token in others:
+            bits[token >> 3] ^= 1 << (token & 7)
         return TokenMask(bytes(bits), self.size)
 
     def tensor(self) -> Tensor:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from agentspec.device import vector
+from agentspec.device import upload, vector
 from agentspec.errors import InvalidRequestError
 from agentspec.masks import Masks
 
@@ -214,21 +214,15 @@ def best_tokens(
     """
     scores = _adjusted(logits, params, prefixes)
     best = _greatest(scores)
-    illegal = []
     for b, row in enumerate(masks.rows):
         for k, mask in enumerate(row):
             if mask is None or best[b][k] in mask:
                 continue
-            if mask.only is None:
-                illegal.append((b, k, mask))
-            else:
+            if mask.only is not None:
                 best[b][k] = mask.only if float(scores[b, k, mask.only]) > -math.inf else NO_TOKEN
-    if illegal:
-        legal = Masks([[mask] for _, _, mask in illegal], scores.device).tensor
-        assert legal is not None
-        masked = torch.where(legal, torch.stack([scores[b, k : k + 1] for b, k, _ in illegal]), -math.inf)
-        for (b, k, _), [token] in zip(illegal, _greatest(masked), strict=True):
-            best[b][k] = token
+            else:
+                legal = upload(mask.tensor(), scores.device)
+                [[best[b][k]]] = _greatest(torch.where(legal, scores[b, k], -math.inf)[None, None])
     return best
 
 

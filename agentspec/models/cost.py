@@ -14,6 +14,7 @@ import os
 import platform
 import random
 import time
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -50,28 +51,28 @@ class PassCost:
     def __init__(self, seconds: Mapping[tuple[int, int], float]) -> None:
         if not seconds or not all(0 < s < math.inf and min(key) >= 1 for key, s in seconds.items()):
             raise ValueError(f"Expected {{(rows, width): seconds}} with positive entries, got {dict(seconds)}.")
-        self.seconds = dict(seconds)
+        self._of_rows: defaultdict[int, dict[int, float]] = defaultdict(dict)
+        for (rows, width), s in seconds.items():
+            self._of_rows[rows][width] = s
         self._load = 1.0  # what rounds take now over what they took when this was measured
 
     def __call__(self, rows: int, width: int) -> float:
         """Seconds of a pass over ``width`` tokens in each of ``rows`` rows."""
-        known = self.seconds.get((rows, width))
-        if known is not None:
-            return known
-        measured_rows = {r for r, _ in self.seconds}
-        if rows in measured_rows:
-            return _between(self._of_rows(rows), width)
-        return _between({r: _between(self._of_rows(r), width) for r in measured_rows}, rows)
+        if rows in self._of_rows:
+            return _between(self._of_rows[rows], width)
+        return _between({r: _between(points, width) for r, points in self._of_rows.items()}, rows)
 
     def learn(self, rows: int, width: int, seconds: float) -> None:
         """A pass took this long. What all passes have in common (long contexts, a busy machine) moves no entry."""
         expected = self(rows, width)
         ratio = min(_OUTLIER, max(1 / _OUTLIER, seconds / (self._load * expected)))
         self._load *= ratio**_LOAD_RATE
-        self.seconds[rows, width] = expected * ratio**_ENTRY_RATE
+        self._of_rows[rows][width] = expected * ratio**_ENTRY_RATE
 
-    def _of_rows(self, rows: int) -> dict[int, float]:
-        return {width: s for (r, width), s in self.seconds.items() if r == rows}
+    @property
+    def seconds(self) -> dict[tuple[int, int], float]:
+        """What is known: ``{(rows, width): seconds}``."""
+        return {(rows, width): s for rows, points in self._of_rows.items() for width, s in points.items()}
 
 
 @apart
@@ -152,9 +153,9 @@ def _contexts(rows: int, length: int, vocab_size: int) -> list[list[int]]:
 
 def _between(points: Mapping[int, float], x: int) -> float:
     """Piecewise linear through ``points``; beyond the last, on along the line from the first to it."""
-    at = sorted(points)
     if x in points:
         return points[x]
+    at = sorted(points)
     if x < at[0] or len(at) == 1:
         return points[at[0]]
     if x > at[-1]:

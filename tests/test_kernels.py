@@ -361,10 +361,11 @@ def test_angles_that_depend_on_other_positions_are_not_looked_up(monkeypatch: py
 
 
 @needs_compiler
-def test_a_model_that_somebody_changed_is_computed_in_parts() -> None:
+@pytest.mark.parametrize("part", ["", "model", "model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"])
+def test_a_model_that_somebody_changed_is_computed_in_parts(part: str) -> None:
     lm, context = CausalLM(compiled(llama(**WHOLE))), [1, 2, 3]
     before, seen = lm.next_logits([context], [3]), []
-    handle = lm.model.model.register_forward_hook(lambda *call: seen.append(call))
+    handle = lm.model.get_submodule(part).register_forward_hook(lambda *call: seen.append(call))
     lm.next_logits([[*context, 4]], [3])
     assert seen
     handle.remove()

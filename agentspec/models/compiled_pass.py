@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from agentspec.models.compiled import CompiledLayers, Layer
 from agentspec.models.direct import Direct
+from agentspec.models.fusion import is_untouched
 from agentspec.models.kernels import kernels
 from agentspec.models.kv_cache import RaggedKV
 from agentspec.models.loading import longest_context
@@ -40,7 +42,8 @@ class CompiledPass:
 
     def __init__(self, model: Any, direct: Direct) -> None:
         inner, head = model.model, model.lm_head
-        self._direct, self._stack, self._head = direct, inner.layers[0], head
+        self._model, self._direct, self._parts = model, direct, _parts(model)
+        self._stack = inner.layers[0]
         self._layers: CompiledLayers = self._stack.compiled
         self._embeddings, self._norm, self._dim = inner.embed_tokens.weight, inner.norm.weight, model.config.hidden_size
         self._angles = _Angles(inner.rotary_emb, longest_context(model))
@@ -71,6 +74,7 @@ class CompiledPass:
         fits = (
             layers is not None
             and type(embeddings) is nn.Embedding
+            and embeddings.max_norm is None
             and isinstance(head, PanelLinear)
             and all(weight.is_contiguous() and weight.dtype == torch.float32 and weight.is_cpu for weight in weights)
             and _Angles(inner.rotary_emb, longest_context(model)).are_fixed()
@@ -88,7 +92,7 @@ class CompiledPass:
             window: slots that a position sees; None for all.
         """
         layers = self._layers.over(cache)
-        if layers is None or self._stack.compiled is not self._layers or not self._direct.is_whole:
+        if layers is None or not self._is_current():
             return None
         counts, asked = [len(feed.tokens) for feed in feeds], [feed.last for feed in feeds]
         live = max(feed.start + count for feed, count in zip(feeds, counts, strict=True))
@@ -104,6 +108,18 @@ class CompiledPass:
             *(self._layers.heads.scaling, torch.get_num_threads()),
         )
         return list(torch.split(scores, asked))
+
+    def _is_current(self) -> bool:
+        """Whether nobody has moved the weights, exchanged a part or hooked into one since."""
+        parts = _parts(self._model)
+        are_the_same = all(map(operator.is_, parts, self._parts)) and self._stack.compiled is self._layers
+        return are_the_same and self._direct.is_whole and all(map(is_untouched, parts))
+
+
+def _parts(model: Any) -> tuple[nn.Module, ...]:
+    """What is around the layers."""
+    inner = model.model
+    return inner.embed_tokens, inner.layers[0], inner.norm, inner.rotary_emb, model.lm_head
 
 
 def _integers(values: Sequence[int]) -> Any:

@@ -9,12 +9,15 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from agentspec.device import upload
+from agentspec.kernels import kernels_for
 
 MASK_64 = (1 << 64) - 1
 _CACHED = 1 << 17  # numbers of 8 bytes that a CPU works on without going to memory in between
@@ -40,9 +43,13 @@ class Dice:
         positions: index, among the emitted tokens, of the token that each row decides next.
     """
 
+    needs_edges = False
+    """Whether ``uniform`` looks at the edges of a decision."""
+
     def __init__(self, seeds: Sequence[int], positions: Sequence[int], device: torch.device | str = "cpu") -> None:
-        self._seeds = _mix(upload(torch.tensor([_signed(s) for s in seeds]), device))
-        self._positions = upload(torch.tensor(list(positions)), device)
+        self._seeds = _mix(np.array([seed & MASK_64 for seed in seeds], dtype=np.uint64))
+        self._positions = np.array(positions, dtype=np.uint64)
+        self._device = torch.device(device)
 
     def uniform(self, role: Role, offsets: Tensor, edges: Tensor | None = None) -> Tensor:
         """Uniforms in [0, 1), float64, of the shape of ``offsets`` (``[B]`` or ``[B, K]``, counted from the position).
@@ -50,10 +57,15 @@ class Dice:
         ``edges`` are the values at which the caller's decision changes (``[..., E]`` or of the shape of ``offsets``).
         They change nothing here; a dice that enumerates branches splits the unit interval at them.
         """
+        if offsets.is_cpu:
+            return torch.from_numpy((self._numbers(role, offsets) >> np.uint64(11)) * 2.0**-53)
         return (_logical_shift(self._hash(role, offsets), 11)).double() * 2.0**-53
 
     def draw(self, law: Tensor, role: Role, offsets: Tensor) -> Tensor:
         """One token per row from ``law`` (``[B, V]``, any positive mass) by inverting its cumulative sum; ``[B]``."""
+        kernels = None if self.needs_edges else kernels_for(law)
+        if kernels is not None:
+            return kernels.draw(law, self.uniform(role, offsets))
         cumulative = law.double().cumsum(-1)
         cumulative = (
             cumulative / cumulative[:, -1:]
@@ -64,14 +76,26 @@ class Dice:
     def select(self, rows: list[int]) -> Dice:
         """The dice of some of the rows."""
         chosen = object.__new__(type(self))
-        index = upload(torch.tensor(rows), self._seeds.device)
-        chosen._seeds, chosen._positions = self._seeds[index], self._positions[index]
+        chosen._seeds, chosen._positions, chosen._device = self._seeds[rows], self._positions[rows], self._device
         return chosen
 
     def _hash(self, role: int, offsets: Tensor) -> Tensor:
+        """A number of 64 bits for each of ``offsets``, where they are."""
+        if offsets.is_cpu:
+            return torch.from_numpy(self._numbers(role, offsets).view(np.int64))
         shape = (-1,) + (1,) * (offsets.dim() - 1)
-        position = self._positions.view(shape) + offsets.to(self._positions.device)
-        return _mix(_mix(self._seeds.view(shape) + _signed(GOLDEN) * (position + 1)) + role)
+        seeds, positions = (
+            upload(torch.from_numpy(part.view(np.int64)), self._device).view(shape)
+            for part in (self._seeds, self._positions)
+        )
+        return _mix(_mix(seeds + _signed(GOLDEN) * (positions + offsets + 1)) + role)
+
+    def _numbers(self, role: int, offsets: Tensor) -> npt.NDArray[np.uint64]:
+        """The same on the host, where numpy takes a fraction of the time for a few."""
+        shape = (-1,) + (1,) * (offsets.dim() - 1)
+        positions = self._positions.reshape(shape) + offsets.numpy().astype(np.uint64)
+        keys = self._seeds.reshape(shape) + np.uint64(GOLDEN) * (positions + np.uint64(1))
+        return _mix(_mix(keys) + np.uint64(role))
 
 
 class CoupledDice(Dice):
@@ -83,8 +107,11 @@ class CoupledDice(Dice):
 
     def draw(self, law: Tensor, role: Role, offsets: Tensor) -> Tensor:
         """One token per row of ``law`` (``[B, V]`` with offsets ``[B]``, or ``[B, K, V]`` with ``[B, K]``)."""
-        keys = self._hash(Role.TARGET, offsets)[..., None]
-        size = law.shape[-1]
+        keys = self._hash(Role.TARGET, offsets)
+        kernels = kernels_for(law)
+        if kernels is not None:
+            return kernels.race(law.reshape(-1, law.shape[-1]), keys.reshape(-1)).view(keys.shape)
+        keys, size = keys[..., None], law.shape[-1]
         step = max(1, _CACHED * size // max(1, law.numel())) if law.device.type == "cpu" else size
         heats = [self._winners(keys, law[..., start : start + step], start) for start in range(0, size, step)]
         best = torch.stack([values for values, _ in heats]).argmax(0)
@@ -106,7 +133,7 @@ def fresh_seed() -> int:
 
 def sample_seed(seed: int, index: int) -> int:
     """The seed of sample ``index`` of a request: sample 0 has the request's own, so n=1 equals a single call."""
-    return seed if index == 0 else int(_mix(torch.tensor(_signed(seed + index * GOLDEN)))) & MASK_64
+    return seed if index == 0 else int(_mix(np.array([(seed + index * GOLDEN) & MASK_64], dtype=np.uint64))[0])
 
 
 def _signed(value: int) -> int:
@@ -119,11 +146,17 @@ def _logical_shift(x: Tensor, bits: int) -> Tensor:
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def _mix(x: Tensor) -> Tensor:
-    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014) on int64, which wraps like uint64."""
-    x = (x ^ _logical_shift(x, 30)) * _signed(0xBF58476D1CE4E5B9)
-    x = (x ^ _logical_shift(x, 27)) * _signed(0x94D049BB133111EB)
-    return x ^ _logical_shift(x, 31)
+_Numbers = TypeVar("_Numbers", Tensor, npt.NDArray[np.uint64])
+
+
+def _mix(x: _Numbers) -> _Numbers:
+    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014) on uint64, or on int64, which wraps like it."""
+    number: Any = _signed if isinstance(x, Tensor) else np.uint64
+    shift: Any = _logical_shift if isinstance(x, Tensor) else np.right_shift
+    x = (x ^ shift(x, number(30))) * number(0xBF58476D1CE4E5B9)
+    x = (x ^ shift(x, number(27))) * number(0x94D049BB133111EB)
+    mixed: _Numbers = x ^ shift(x, number(31))
+    return mixed
 
 
 Acceptance = Literal["rejection", "coupled"]

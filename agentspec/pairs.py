@@ -18,8 +18,8 @@ from agentspec.drafters.suffix import SuffixDrafter
 from agentspec.embedded import path as embedded_path
 from agentspec.engine import LocalEngine
 from agentspec.errors import IncompatiblePairError, ModelLoadError, TokenizerError
+from agentspec.kernels import Compile
 from agentspec.models.causal_lm import CausalLM
-from agentspec.models.graphs import Compile
 from agentspec.models.translated import TranslatedModel
 from agentspec.models.translation import Translation
 from agentspec.speculative import SpeculativeDecoder

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from agentspec.device import upload, vector
 from agentspec.errors import InvalidRequestError
+from agentspec.kernels import kernels_for
 from agentspec.masks import Masks
 
 LEAST_TEMPERATURE = 1e-5
@@ -303,6 +304,9 @@ def _one_hot(scores: Tensor) -> Tensor:
 
 
 def _keep_top_k(scores: Tensor, ks: Sequence[float]) -> Tensor:
+    if (kernels := kernels_for(scores)) is not None:
+        least = kernels.least_of_top_k(*_by_position(scores, ks))
+        return scores.masked_fill(scores < least.view(*scores.shape[:2], 1), -math.inf)
     within = [min(int(k), scores.shape[-1]) for k in ks]
     best = scores.topk(max(within), dim=-1).values
     threshold = best.gather(-1, (_by_row(within, scores).long() - 1).expand(-1, scores.shape[1], 1))
@@ -310,6 +314,9 @@ def _keep_top_k(scores: Tensor, ks: Sequence[float]) -> Tensor:
 
 
 def _keep_top_p(scores: Tensor, top_ps: Sequence[float]) -> Tensor:
+    if (kernels := kernels_for(scores)) is not None:
+        least = kernels.least_of_top_p(*_by_position(scores, top_ps))
+        return scores.masked_fill(scores < least.view(*scores.shape[:2], 1), -math.inf)
     top_p, p = _by_row(top_ps, scores), scores.softmax(-1)
     head = p.topk(min(512, p.shape[-1]), dim=-1).values
     if bool((head.sum(-1, keepdim=True) < top_p).any()):
@@ -322,6 +329,11 @@ def _keep_top_p(scores: Tensor, top_ps: Sequence[float]) -> Tensor:
 def _keep_min_p(scores: Tensor, min_ps: Sequence[float]) -> Tensor:
     best = scores.max(-1, keepdim=True).values
     return scores.masked_fill(scores < best + _by_row(min_ps, scores).log(), -math.inf)
+
+
+def _by_position(scores: Tensor, values: Sequence[float]) -> tuple[Tensor, list[float]]:
+    """``[R K, V]``, and a value for each of these."""
+    return scores.flatten(0, 1), [value for value in values for _ in range(scores.shape[1])]
 
 
 def _by_row(values: Sequence[float], scores: Tensor) -> Tensor:

@@ -69,6 +69,8 @@ def verify(p: Tensor, draft: Draft, dice: Dice) -> Verdict:
         draft: the drafted tokens and the q they were drawn from.
     """
     rows, offsets = torch.arange(len(p), device=p.device), torch.arange(p.shape[1] - 1, device=p.device)
+    if draft.width == 0:  # all that follows for q = 0
+        return Verdict(offsets.new_zeros(len(p)), dice.draw(p[:, 0], Role.TARGET, offsets.new_zeros(len(p))))
     p_of_tokens = p[:, :-1].gather(-1, draft.tokens[..., None])[..., 0]
     ratio = (p_of_tokens / draft.q_of_tokens()).double() * draft.drafted  # [B, K]; 0 past the draft
 
@@ -76,7 +78,7 @@ def verify(p: Tensor, draft: Draft, dice: Dice) -> Verdict:
     n = _leading(r < ratio)  # strict, for r can be 0 and an illegal token has ratio 0
 
     p_n = p[rows, n]
-    residual = (p_n - draft.q_at(n, like=p_n)).clamp(min=0)
+    residual = (p_n - draft.q_at(n, like=p_n)).clamp_(min=0)
     empty = residual.sum(-1, keepdim=True) == 0  # p = q up to rounding, so a rejection was rounding too
     return Verdict(n, dice.draw(torch.where(empty, p_n, residual), Role.TARGET, n))
 

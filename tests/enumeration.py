@@ -137,6 +137,8 @@ class EnumeratingDice(Dice):
     other, so it is an error to ask for one twice: a ``Dice`` would answer with the same number.
     """
 
+    needs_edges = True
+
     def __init__(self, rows: int, branches: _Branches) -> None:
         super().__init__([0] * rows, [0] * rows)
         self._branches = branches

@@ -20,7 +20,7 @@ import langchain_agentspec
 from agentspec import CausalLM, Completion, LocalEngine, PromptLookupDrafter, Request, SpeculativeDecoder
 from agentspec.cli import COMMANDS, main
 from agentspec.commands import bench, doctor, engines, verify
-from agentspec.models.kernels import KernelsMissingError
+from agentspec.kernels import KernelsMissingError
 from agentspec.report import AgentRun, RunRecord
 
 pytestmark = pytest.mark.usefixtures("one_thread")

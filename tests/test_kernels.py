@@ -24,14 +24,14 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedModel
 
 from agentspec import CausalLM
+from agentspec import kernels as kernels_module
 from agentspec.folders import CACHE_VARIABLE
+from agentspec.kernels import KernelsMissingError, compiles, kernels
 from agentspec.models import attention as attention_module
 from agentspec.models import compiled_pass
-from agentspec.models import kernels as kernels_module
 from agentspec.models.compiled import CompiledLayers
 from agentspec.models.compiled_pass import CompiledPass
 from agentspec.models.direct import direct
-from agentspec.models.kernels import KernelsMissingError, compiles, kernels
 from agentspec.models.packing import layouts
 from agentspec.models.panels import FORMATS, fits, laid_out, product
 from agentspec.models.stack import Stack

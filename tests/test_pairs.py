@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from agentspec import CausalLM, IncompatiblePairError, ModelLoadError, Request, SamplingParams, TranslatedModel
-from agentspec.models.kernels import compiles
+from agentspec.kernels import compiles
 from agentspec.models.packing import compiled_by
 from agentspec.pairs import PairSpec, load_engine, shared_engine, translate
 from langchain_agentspec import ChatAgentSpec

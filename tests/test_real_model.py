@@ -27,7 +27,7 @@ from agentspec import (
     SpeculativeDecoder,
 )
 from agentspec.chat import AnswerParser, ChatFormat
-from agentspec.models.kernels import compiles
+from agentspec.kernels import compiles
 from agentspec.sampling import warp
 
 pytestmark = pytest.mark.embedded

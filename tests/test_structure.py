@@ -24,6 +24,7 @@ STOREYS = [
         "agentspec.cache",
         "agentspec.threads",
         "agentspec.device",
+        "agentspec.kernels",
     },
     {"agentspec.calls", "agentspec.theory", "agentspec.metrics"},
     {"agentspec.grammar", "agentspec.masks"},

@@ -15,7 +15,7 @@ import torch
 
 from agentspec import embedded
 from agentspec.folders import CACHE_VARIABLE, root
-from agentspec.models.kernels import KernelsMissingError, kernels
+from agentspec.kernels import KernelsMissingError, kernels
 
 DISTRIBUTION = "langchain-agentspec"
 PACKAGES = ("torch", "transformers", "langchain-core", "llguidance", "outlines-core")

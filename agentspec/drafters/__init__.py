@@ -148,11 +148,10 @@ class Draft:
         if self.width == 0:
             return past
         rows, at = torch.arange(len(n), device=n.device), n.clamp(max=self.width - 1)
+        is_drafted = (self.drafted[rows, at] & (n == at)).to(like.dtype)[:, None]
         if self.q is None:
-            law = past.scatter(-1, self.tokens[rows, at][:, None], 1.0)
-        else:
-            law = self.q[rows, at].to(like.dtype)
-        return torch.where(self.drafted[rows, at][:, None] & (n == at)[:, None], law, past)
+            return past.scatter_(-1, self.tokens[rows, at][:, None], is_drafted)
+        return torch.where(is_drafted > 0, self.q[rows, at].to(like.dtype), past)
 
 
 class Gamma(list[int]):

@@ -14,7 +14,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from agentspec.errors import ModelLoadError
-from agentspec.models.kernels import BLOCK, kernels
+from agentspec.kernels import BLOCK, kernels
 from agentspec.models.packing import has_linear_kernels, multiply
 
 GROUPED_SDPA = "agentspec_sdpa"

@@ -12,10 +12,11 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from agentspec.errors import ContextOverflowError, InvalidRequestError, ModelLoadError, expect_option
+from agentspec.kernels import COMPILE_OPTIONS, Compile
 from agentspec.models.attention import EAGER, narrow_window, preferred_attention, set_attention
 from agentspec.models.forward import SHORT_FEED, Feed, Forward
 from agentspec.models.fusion import fused_modules
-from agentspec.models.graphs import COMPILE_OPTIONS, ROUNDING, Compile, recorder_for
+from agentspec.models.graphs import ROUNDING, recorder_for
 from agentspec.models.kv_cache import RaggedKV
 from agentspec.models.loading import forward_keywords, load_module, longest_context, parse_dtype, usable_device
 from agentspec.models.packing import compiled_by, layouts

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from agentspec.kernels import kernels
 from agentspec.models.compiled import CompiledLayers, Layer
 from agentspec.models.direct import Direct
 from agentspec.models.fusion import is_untouched
-from agentspec.models.kernels import kernels
 from agentspec.models.kv_cache import RaggedKV
 from agentspec.models.loading import longest_context
 from agentspec.models.packing import PanelLinear

@@ -11,18 +11,14 @@ import threading
 import warnings
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from agentspec.device import CAPTURING, pinned, upload, wait_for
 from agentspec.errors import expect_option
-
-Compile = bool | Literal["auto"]
-"""Whether CUDA graphs are captured, and products compiled on a CPU: where it can be done (``"auto"``), or as told."""
-
-COMPILE_OPTIONS: tuple[Compile, ...] = ("auto", True, False)
+from agentspec.kernels import COMPILE_OPTIONS, Compile
 
 MOST_GRAPHS = 64
 """Graphs that are kept; one more, and all are captured anew."""

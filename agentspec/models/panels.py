@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from agentspec.models.kernels import BLOCK, kernels
+from agentspec.kernels import BLOCK, kernels
 
 _SLAB = 1 << 20  # weights that are looked at together
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
 from agentspec import InvalidRequestError, LocalEngine, SamplingParams
-from agentspec.models.graphs import Compile
+from agentspec.kernels import Compile
 from agentspec.pairs import EMBEDDED, PairSpec, shared_engine
 
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias")

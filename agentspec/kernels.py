@@ -13,17 +13,21 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from agentspec.errors import CacheError
 from agentspec.folders import expect_private, root
-from agentspec.models.graphs import Compile
+
+Compile = bool | Literal["auto"]
+"""Whether CUDA graphs are captured, and products compiled on a CPU: where it can be done (``"auto"``), or as told."""
+
+COMPILE_OPTIONS: tuple[Compile, ...] = ("auto", True, False)
 
 _SOURCES = Path(__file__).with_name("native")
 _COMPILERS = ("g++", "c++")  # Clang's OpenMP is another than torch's
@@ -63,6 +67,9 @@ class Kernels:
         self._attention = self.function(
             "attention", *addresses, ctypes.POINTER(ctypes.c_int64), ctypes.c_float, ctypes.c_int
         )
+        rows = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int
+        self._draw, self._race = self.function("draw", *rows), self.function("race", *rows)
+        self._top_k, self._top_p = self.function("top_k", *rows), self.function("top_p", *rows)
 
     def function(self, name: str, *arguments: type[Any]) -> Callable[..., None]:
         """A function of the library by its name and the types of its arguments; it may raise ``MemoryError``."""
@@ -89,6 +96,37 @@ class Kernels:
         )  # fmt: skip
         return out
 
+    def draw(self, laws: Tensor, uniforms: Tensor) -> Tensor:
+        """The first token of each law ``[N, V]`` whose cumulative mass is above ``uniforms`` ``[N]`` of the whole.
+
+        Laws are float32, uniforms float64 in [0, 1), both on a CPU; ``[N]``. 0 for a law that is NaN, or has no mass.
+        """
+        return _for_rows(self._draw, laws, uniforms, torch.long)
+
+    def race(self, laws: Tensor, keys: Tensor) -> Tensor:
+        """The winner of each race in which token i of a law ``[N, V]`` needs ``-log(noise) / law[i]``: ``[N]``.
+
+        The noise of a token is a hash of it and of ``keys`` ``[N]`` (int64), as in ``CoupledDice``. 0 for a law that is
+        NaN.
+        """
+        return _for_rows(self._race, laws, keys, torch.long)
+
+    def least_of_top_k(self, scores: Tensor, counts: Sequence[float]) -> Tensor:
+        """Of each row ``[N, V]`` (float32, on a CPU) the so many-th greatest score ``[N]``."""
+        return _for_rows(self._top_k, scores, torch.tensor(counts, dtype=torch.float64), torch.float32)
+
+    def least_of_top_p(self, scores: Tensor, shares: Sequence[float]) -> Tensor:
+        """Of each row ``[N, V]`` (float32, on a CPU) the least of the greatest scores that have this share ``[N]``."""
+        return _for_rows(self._top_p, scores, torch.tensor(shares, dtype=torch.float64), torch.float32)
+
+
+def _for_rows(function: Callable[..., None], rows: Tensor, options: Tensor, dtype: torch.dtype) -> Tensor:
+    """What a function finds of each row ``[N, V]`` and its option ``[N]``: ``[N]``."""
+    rows, options = rows.contiguous(), options.contiguous()
+    found = torch.empty(len(rows), dtype=dtype)
+    function(rows.data_ptr(), *rows.shape, options.data_ptr(), found.data_ptr(), torch.get_num_threads())
+    return found
+
 
 def _expect_memory(has_memory: bool, function: Any, arguments: Any) -> None:
     if not has_memory:
@@ -105,6 +143,14 @@ def kernels() -> Kernels:
     if isinstance(found, Kernels):
         return found
     raise KernelsMissingError(found)
+
+
+def kernels_for(numbers: Tensor) -> Kernels | None:
+    """The kernels for float32 on a CPU, where somebody has made or loaded them already: a model that is compiled."""
+    if not numbers.is_cpu or numbers.dtype != torch.float32 or not _kernels.cache_info().currsize:
+        return None
+    found = _kernels()
+    return found if isinstance(found, Kernels) else None
 
 
 def compiles(wanted: Compile) -> bool:

@@ -3,6 +3,8 @@
 
 #include <new>
 
+#include "draws.h"
+#include "filters.h"
 #include "layers.h"
 
 namespace {
@@ -46,4 +48,26 @@ extern "C" bool pass(const Around* around, const Layer* layer, int64_t count, co
     return fits([&] {
         pass(*around, layer, count, *sizes, dim, inner, ids, rows, starts, slots, asked, scores, scale, threads);
     });
+}
+
+// laws [rows, size].
+extern "C" bool draw(const float* laws, int64_t rows, int64_t size, const double* uniforms, int64_t* tokens,
+                     int threads) {
+    return fits([&] { each(laws, rows, size, uniforms, tokens, threads, drawn); });
+}
+
+extern "C" bool race(const float* laws, int64_t rows, int64_t size, const uint64_t* keys, int64_t* tokens,
+                     int threads) {
+    return fits([&] { each(laws, rows, size, keys, tokens, threads, winner); });
+}
+
+// scores [rows, size], which are not NaN.
+extern "C" bool top_k(const float* scores, int64_t rows, int64_t size, const double* counts, float* found,
+                      int threads) {
+    return fits([&] { leasts(scores, rows, size, counts, found, threads, least_of_top_k); });
+}
+
+extern "C" bool top_p(const float* scores, int64_t rows, int64_t size, const double* shares, float* found,
+                      int threads) {
+    return fits([&] { leasts(scores, rows, size, shares, found, threads, least_of_top_p); });
 }

@@ -1,0 +1,94 @@
+// Where top-k and top-p cut off scores [size] (see sampling.py): the least score that is kept.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "vectors.h"
+
+namespace {
+
+// The greatest score of each run of RUN, and the scores that are near the greatest of all.
+class Scores {
+   public:
+    static constexpr int64_t RUN = 64;
+
+    Scores(const float* scores, int64_t size) : scores_(scores), size_(size), most_((size + RUN - 1) / RUN) {
+        for (size_t run = 0; run < most_.size(); run++) {
+            float most = -INFINITY;
+            for (int64_t i = run * RUN; i < end(run); i++) most = scores[i] > most ? scores[i] : most;
+            most_[run] = most;
+            greatest = std::max(greatest, most);
+        }
+    }
+
+    // Those that are at most so much less than the greatest, in any order.
+    std::vector<float> within(float distance) const {
+        std::vector<float> found;
+        const float least = greatest - distance;
+        for (size_t run = 0; run < most_.size(); run++)
+            for (int64_t i = run * RUN; most_[run] >= least && i < end(run); i++)
+                if (scores_[i] >= least) found.push_back(scores_[i]);
+        return found;
+    }
+
+    // The sum of e^(score - greatest).
+    double mass() const {
+        double sum = 0;
+        int64_t i = 0;
+        for (; i + LANES <= size_; i += LANES)
+            sum += reduced(exponential(load<Floats>(scores_ + i) - greatest), [](float x, float y) { return x + y; });
+        for (; i < size_; i++) sum += std::exp(scores_[i] - greatest);
+        return sum;
+    }
+
+    float greatest = -INFINITY;
+
+   private:
+    int64_t end(int64_t run) const { return std::min(size_, (run + 1) * RUN); }
+
+    const float* scores_;
+    int64_t size_;
+    std::vector<float> most_;
+};
+
+constexpr float FAR = 1e30f;  // all that have a score are nearer
+
+// The count-th greatest; -infinity where fewer have a score.
+float least_of_top_k(const float* scores, int64_t size, double count) {
+    const Scores all(scores, size);
+    for (float distance = 4; all.greatest > -INFINITY; distance *= 2) {
+        std::vector<float> near = all.within(distance);
+        if (near.size() >= count) {
+            const auto last = near.begin() + (int64_t)count - 1;
+            std::nth_element(near.begin(), last, near.end(), std::greater<float>());
+            return *last;
+        }
+        if (distance > FAR) break;
+    }
+    return -INFINITY;
+}
+
+// The last of those that are needed, greatest first, for this share of the mass.
+float least_of_top_p(const float* scores, int64_t size, double share) {
+    const Scores all(scores, size);
+    if (!(all.greatest > -INFINITY)) return -INFINITY;
+    const double wanted = share * all.mass();
+    for (float distance = 4;; distance *= 2) {
+        std::vector<float> near = all.within(distance);
+        std::sort(near.begin(), near.end(), std::greater<float>());
+        double before = 0;
+        for (const float score : near)
+            if ((before += std::exp(score - all.greatest)) >= wanted) return score;
+        if (distance > FAR) return near.back();
+    }
+}
+
+template <class Least>
+void leasts(const float* scores, int64_t rows, int64_t size, const double* options, float* found, int threads,
+            Least least) {
+#pragma omp parallel for num_threads(threads) if (rows > 1)
+    for (int64_t row = 0; row < rows; row++) found[row] = least(scores + row * size, size, options[row]);
+}
+
+}  // namespace

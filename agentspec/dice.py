@@ -6,6 +6,7 @@ on its neighbours and nothing has to be remembered between rounds.
 
 from __future__ import annotations
 
+import functools
 import secrets
 from collections.abc import Sequence
 from enum import IntEnum
@@ -67,9 +68,7 @@ class Dice:
         if kernels is not None:
             return kernels.draw(law, self.uniform(role, offsets))
         cumulative = law.double().cumsum(-1)
-        cumulative = (
-            cumulative / cumulative[:, -1:]
-        )  # ends at exactly 1, above every u: a token without mass is not hit
+        cumulative = cumulative / cumulative[:, -1:]  # ends at 1, above every u: a token without mass is not hit
         u = self.uniform(role, offsets, edges=cumulative)
         return torch.searchsorted(cumulative, u[:, None], right=True)[:, 0]
 
@@ -84,11 +83,14 @@ class Dice:
         if offsets.is_cpu:
             return torch.from_numpy(self._numbers(role, offsets).view(np.int64))
         shape = (-1,) + (1,) * (offsets.dim() - 1)
-        seeds, positions = (
-            upload(torch.from_numpy(part.view(np.int64)), self._device).view(shape)
-            for part in (self._seeds, self._positions)
-        )
+        seeds, positions = (part.view(shape) for part in self._uploaded)
         return _mix(_mix(seeds + _signed(GOLDEN) * (positions + offsets + 1)) + role)
+
+    @functools.cached_property
+    def _uploaded(self) -> tuple[Tensor, Tensor]:
+        """Seeds and positions, where the batch is."""
+        seeds, positions = (torch.from_numpy(part.view(np.int64)) for part in (self._seeds, self._positions))
+        return upload(seeds, self._device), upload(positions, self._device)
 
     def _numbers(self, role: int, offsets: Tensor) -> npt.NDArray[np.uint64]:
         """The same on the host, where numpy takes a fraction of the time for a few."""

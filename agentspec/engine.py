@@ -128,6 +128,7 @@ class LocalEngine:
         Raises:
             InvalidRequestError: for a request that cannot be served; at the call, before any compute.
         """
+        _expect_seconds(every_s)
         return self._stream(request, self._sequences(request), Check(request), every_s)
 
     def _stream(self, request: Request, sequences: list[Sequence], check: Check, every_s: float) -> Iterator[Delta]:
@@ -149,6 +150,7 @@ class LocalEngine:
         Raises:
             InvalidRequestError: for a request that cannot be served; with the first delta, before any compute.
         """
+        _expect_seconds(every_s)
         return self._astream(request, every_s)
 
     async def _astream(self, request: Request, every_s: float) -> AsyncGenerator[Delta, None]:
@@ -251,6 +253,11 @@ class LocalEngine:
         return Detokenizer(
             self._decoders[skip_special], skip=textless | self._end_tokens | frozenset(params.stop_token_ids)
         )
+
+
+def _expect_seconds(every_s: float) -> None:
+    if not isinstance(every_s, int | float) or not every_s >= 0:
+        raise InvalidRequestError(f"every_s must be a number of seconds >= 0, got {every_s!r}.")
 
 
 class Family(list[Sequence]):

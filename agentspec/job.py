@@ -53,7 +53,7 @@ class Job:
         timeout_s: seconds that the request may take from now on; None for no limit.
         priority: jobs of a higher one leave the queue first.
         every_s: seconds between deltas of a sample, at least; its first and its last come at once. Whoever only waits
-            for the end need not be woken by every round.
+            for the end need not be woken by every round. What was not sent before an error is lost.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class Member:
                 so_far=self.stats,
             )
         )
-        self._told_tokens = max(begin, end)
+        self._told_tokens = end
         self._told_text = len(text)
 
 

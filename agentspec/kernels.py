@@ -113,17 +113,17 @@ class Kernels:
 
     def least_of_top_k(self, scores: Tensor, counts: Sequence[float]) -> Tensor:
         """Of each row ``[N, V]`` (float32, on a CPU) the so many-th greatest score ``[N]``."""
-        return _for_rows(self._top_k, scores, torch.tensor(counts, dtype=torch.float64), torch.float32)
+        return _for_rows(self._top_k, scores, torch.tensor(counts, dtype=torch.float64, device="cpu"), torch.float32)
 
     def least_of_top_p(self, scores: Tensor, shares: Sequence[float]) -> Tensor:
         """Of each row ``[N, V]`` (float32, on a CPU) the least of the greatest scores that have this share ``[N]``."""
-        return _for_rows(self._top_p, scores, torch.tensor(shares, dtype=torch.float64), torch.float32)
+        return _for_rows(self._top_p, scores, torch.tensor(shares, dtype=torch.float64, device="cpu"), torch.float32)
 
 
 def _for_rows(function: Callable[..., None], rows: Tensor, options: Tensor, dtype: torch.dtype) -> Tensor:
     """What a function finds of each row ``[N, V]`` and its option ``[N]``: ``[N]``."""
     rows, options = rows.contiguous(), options.contiguous()
-    found = torch.empty(len(rows), dtype=dtype)
+    found = torch.empty(len(rows), dtype=dtype, device="cpu")
     function(rows.data_ptr(), *rows.shape, options.data_ptr(), found.data_ptr(), torch.get_num_threads())
     return found
 

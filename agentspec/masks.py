@@ -18,15 +18,17 @@ class TokenMask:
     """The legal ones of V tokens. It does not change.
 
     Args:
-        bits: a bit per token, the lowest of the first byte for token 0; bits behind the last token are 0.
+        bits: a bit per token, the lowest of the first byte for token 0; those behind the last token count for nothing.
         size: V.
     """
 
     def __init__(self, bits: bytes, size: int) -> None:
         if 8 * len(bits) < size:
             raise ValueError(f"Expected a bit for each of {size} tokens, got {8 * len(bits)}.")
-        length = -(-size // (8 * _WORD)) * _WORD
-        self._bits = bits[:length].ljust(length, b"\0")
+        length, (whole, rest) = -(-size // (8 * _WORD)) * _WORD, divmod(size, 8)
+        if rest:
+            bits = bits[:whole] + bytes([bits[whole] & ((1 << rest) - 1)])
+        self._bits = bits[: whole + (rest > 0)].ljust(length, b"\0")
         self.size = size
 
     @classmethod
@@ -81,8 +83,8 @@ class TokenMask:
         return int.from_bytes(self._bits[_WORD * at : _WORD * (at + 1)], "little")
 
     def but(self, tokens: Iterable[int], *, legal: bool) -> TokenMask:
-        """The same, but for ``tokens``."""
-        others = [token for token in tokens if (token in self) != legal]
+        """The same, but for ``tokens``; an id that is no token of these V is left out."""
+        others = [token for token in tokens if 0 <= token < self.size and (token in self) != legal]
         if not others:
             return self
         bits = bytearray(self._bits)

@@ -129,6 +129,7 @@ def test_a_width_is_chosen_for_all_rows_at_once() -> None:
     assert best_width([[0.05] * 3], cost) == 0
     assert best_width([[0.05] * 3], cost, least=2) == 3  # which costs less than two
     assert best_width([[]], cost) == 0
+    assert best_width([[0.9, 0.0]], lambda rows, width: 1.0) == 1  # the shortest of equals
 
 
 def test_a_dip_in_the_cost_is_used() -> None:

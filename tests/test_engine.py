@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -138,6 +139,13 @@ def test_deltas_may_be_rare_and_then_hold_more(engine: LocalEngine) -> None:
         mine = [delta for delta in often if delta.index == index]
         for name in ("tokens", "logprobs"):
             assert getattr(first, name) + getattr(last, name) == sum((getattr(delta, name) for delta in mine), ())
+
+
+@pytest.mark.parametrize("every_s", [-1, math.nan, None, "often"])
+def test_how_often_deltas_come_is_a_number(engine: LocalEngine, every_s: Any) -> None:
+    for ask in (engine.stream, engine.astream):
+        with pytest.raises(InvalidRequestError, match="every_s must be a number of seconds >= 0"):
+            ask(Request([0]), every_s)
 
 
 async def test_deltas_of_a_task_may_be_rare(engine: LocalEngine) -> None:

@@ -325,6 +325,7 @@ def rope(kind: str, **options: Any) -> dict[str, Any]:
     [
         ("Llama", {}),
         ("Llama", {"tie_word_embeddings": True}),
+        ("Llama", {"head_bias": True}),
         ("Llama", rope("linear")),
         ("Llama", rope("dynamic")),  # up to the positions that it was made for
         ("Mistral", {"sliding_window": 6}),
@@ -334,7 +335,11 @@ def rope(kind: str, **options: Any) -> dict[str, Any]:
 )
 def test_a_pass_in_one_call_is_the_pass_in_parts(architecture: str, changes: dict[str, Any]) -> None:
     """The parts have masks, angles that were computed for the block, and torch's own norm."""
-    model = compiled(uneven(build(architecture, 0, **SIZES | WHOLE | changes)))
+    sizes = {name: value for name, value in changes.items() if name != "head_bias"}
+    model: Any = build(architecture, 0, **SIZES | WHOLE | sizes)
+    if "head_bias" in changes:
+        model.lm_head = torch.nn.Linear(model.config.hidden_size, VOCABULARY, bias=True)
+    model = compiled(uneven(model))
     whole, parts = CausalLM(model, rows=3, prefill_chunk=16), CausalLM(model, rows=3, prefill_chunk=16)
     assert whole._forward._compiled is not None
     parts._forward._compiled = None
@@ -347,6 +352,76 @@ def test_a_pass_in_one_call_is_the_pass_in_parts(architecture: str, changes: dic
         last = [dice.randrange(min(end, 5) + 1) for end in ends]
         found, expected = whole.next_logits(contexts, last), parts.next_logits(contexts, last)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@needs_compiler
+def test_angles_are_the_same_in_whatever_steps_they_are_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    lm, context = CausalLM(compiled(llama(**WHOLE))), [i * 7 % VOCABULARY for i in range(60)]
+    expected = lm.next_logits([context], [60])
+    monkeypatch.setattr(compiled_pass, "_STEP", 3)
+    for ends in ([60], range(1, 61)):
+        again = CausalLM(compiled(llama(**WHOLE)))
+        found = [again.next_logits([context[:end]], [min(end, 60 if len(ends) == 1 else 1)]) for end in ends]
+        torch.testing.assert_close(torch.cat(found, dim=1), expected, rtol=1e-5, atol=1e-5)
+
+
+@needs_compiler
+def test_other_defaults_of_torch_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are the process's: somebody who loads a model elsewhere sets them for a while."""
+    monkeypatch.setattr(compiled_pass, "_STEP", 3)
+    context = [i * 7 % VOCABULARY for i in range(60)]
+    expected = CausalLM(compiled(llama(**WHOLE))).next_logits([context], [60])
+    lm, law = CausalLM(compiled(llama(**WHOLE))), torch.full((1, 4), 0.25)
+    try:
+        torch.set_default_dtype(torch.bfloat16)
+        torch.set_default_device("meta")
+        found = lm.next_logits([context], [60])
+        token = kernels().draw(law, torch.tensor([0.6], dtype=torch.float64, device="cpu"))
+        least = kernels().least_of_top_k(law, [1])
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+    assert found.dtype == least.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert (token.item(), least.item()) == (2, 0.25)
+
+
+@needs_compiler
+def test_weights_that_move_after_loading_are_found_again() -> None:
+    model: Any = compiled(uneven(llama(**WHOLE)))
+    lm, context = CausalLM(model), list(range(20))
+    before = lm.next_logits([context], [20])
+    lm.model.float()  # anew, though nothing moves
+    model.model.embed_tokens.weight.data = model.model.embed_tokens.weight.data.clone()
+    lm.kv.clear()
+    lm.next_logits([context[:3]], [1])
+    assert torch.equal(lm.next_logits([context], [17])[0], before[0, 3:])
+    assert lm._forward._compiled is not None
+    assert lm._forward._compiled.is_current()
+    for part in ("model.norm.weight", "model.embed_tokens.weight"):
+        weight = model.get_parameter(part)
+        kept, weight.data = weight.data, torch.zeros_like(weight)
+        lm.kv.clear()
+        assert lm.next_logits([context], [1]).abs().max() < before.abs().max() / 100
+        weight.data = kept
+    lm.kv.clear()
+    lm.next_logits([context[:3]], [1])
+    assert torch.equal(lm.next_logits([context], [17])[0], before[0, 3:])
+    model.model.embed_tokens.to(torch.float64)
+    lm.kv.clear()
+    with pytest.raises((TypeError, UserWarning)):  # whatever comes first: no scores of weights that are gone
+        lm.next_logits([context], [1])
+
+
+@needs_compiler
+def test_a_loaded_model_may_be_copied() -> None:
+    lm = CausalLM(compiled(llama(**WHOLE)))
+    expected, other = lm.next_logits([[1, 2, 3]], [3]), copy.deepcopy(lm)
+    with torch.no_grad():
+        for parameter in lm.model.parameters():
+            parameter.zero_()
+    assert other._forward._compiled is not None
+    assert torch.equal(other.next_logits([[1, 2, 3]], [3]), expected)
 
 
 @needs_compiler

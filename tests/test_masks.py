@@ -52,6 +52,14 @@ def test_what_is_changed_is_another_mask(size: int) -> None:
         assert (mask.but(others, legal=True) == mask) == (set(others) <= tokens)
 
 
+def test_ids_that_are_no_tokens_are_left_out() -> None:
+    """A request may name an end token that this vocabulary does not have."""
+    mask = TokenMask.none(97).but([-1, 97, 100, 128, 10**6], legal=True)
+    assert mask == TokenMask.none(97)
+    assert mask.is_empty
+    assert TokenMask.of(torch.ones(97, dtype=torch.bool)).but([-1, 97, 10**6], legal=False).tensor().all()
+
+
 def test_masks_of_other_sizes_or_things_are_not_equal() -> None:
     assert TokenMask.none(9) != TokenMask.none(10)
     assert TokenMask.none(9) != set()
@@ -60,6 +68,7 @@ def test_masks_of_other_sizes_or_things_are_not_equal() -> None:
 def test_bits_of_any_whole_number_of_bytes_are_taken() -> None:
     """Grammar engines pad them in their own ways."""
     assert TokenMask(b"\x05\x01", 9) == TokenMask(b"\x05\x01" + bytes(40), 9) == mask_of({0, 2, 8}, 9)
+    assert TokenMask(b"\xe0", 5) == TokenMask.none(5)
     with pytest.raises(ValueError, match="a bit for each of 9 tokens, got 8"):
         TokenMask(b"\x05", 9)
 

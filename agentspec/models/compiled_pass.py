@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import operator
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -42,16 +41,19 @@ class CompiledPass:
 
     def __init__(self, model: Any, direct: Direct) -> None:
         inner, head = model.model, model.lm_head
-        self._model, self._direct, self._parts = model, direct, _parts(model)
-        self._stack = inner.layers[0]
-        self._layers: CompiledLayers = self._stack.compiled
-        self._embeddings, self._norm, self._dim = inner.embed_tokens.weight, inner.norm.weight, model.config.hidden_size
+        self._model, self._direct = model, direct
+        self._layers: CompiledLayers = inner.layers[0].compiled
+        self._dim: int = inner.embed_tokens.embedding_dim
         self._angles = _Angles(inner.rotary_emb, longest_context(model))
+        # Which the addresses need, also where a parameter is given other numbers.
+        self._held = [None if weight is None else weight.detach() for weight in _weights(model)]
+        self._places = list(map(_place, self._held))
+        embeddings, norm, packed, bias = (place and place[0] for place in self._places)
         self._around = _Around(
-            embeddings=self._embeddings.data_ptr(),
-            norm=self._norm.data_ptr(),
-            bias=None if head.bias is None else head.bias.data_ptr(),
-            head=head.packed.data_ptr(),
+            embeddings=embeddings,
+            norm=norm,
+            head=packed,
+            bias=bias,
             format=list(FORMATS).index(head.layout),
             outputs=head.out_features,
             eps=inner.norm.eps,
@@ -66,16 +68,14 @@ class CompiledPass:
     @classmethod
     def of(cls, model: Any, direct: Direct | None) -> CompiledPass | None:
         """The pass of ``model``; None where part of it is nothing that the kernels compute."""
-        if direct is None:
+        if direct is None or not isinstance(model.lm_head, PanelLinear):
             return None
-        inner, head = model.model, model.lm_head
-        embeddings, norm, layers = inner.embed_tokens, inner.norm, inner.layers[0].compiled
-        weights = embeddings.weight, norm.weight, *([] if head.bias is None else [head.bias])
+        inner, embeddings = model.model, model.model.embed_tokens
+        weights = [weight for weight in _weights(model) if weight is not None and weight is not model.lm_head.packed]
         fits = (
-            layers is not None
+            inner.layers[0].compiled is not None
             and type(embeddings) is nn.Embedding
             and embeddings.max_norm is None
-            and isinstance(head, PanelLinear)
             and all(weight.is_contiguous() and weight.dtype == torch.float32 and weight.is_cpu for weight in weights)
             and _Angles(inner.rotary_emb, longest_context(model)).are_fixed()
         )
@@ -84,7 +84,7 @@ class CompiledPass:
     def __call__(self, feeds: Sequence[Feed], cache: RaggedKV, window: int | None) -> list[Tensor] | None:
         """The scores after the last ``feed.last`` tokens of each feed, ``[last, V]``; their K and V are written.
 
-        None where the cache does not know the layers yet, or somebody changed the model.
+        None where the cache does not know the layers yet, or somebody hooked into a part.
 
         Args:
             feeds: of different rows.
@@ -92,7 +92,7 @@ class CompiledPass:
             window: slots that a position sees; None for all.
         """
         layers = self._layers.over(cache)
-        if layers is None or not self._is_current():
+        if layers is None or not self._direct.is_whole or not all(map(is_untouched, _parts(self._model))):
             return None
         counts, asked = [len(feed.tokens) for feed in feeds], [feed.last for feed in feeds]
         live = max(feed.start + count for feed, count in zip(feeds, counts, strict=True))
@@ -100,7 +100,7 @@ class CompiledPass:
         slots = [feed.start + k for feed, count in zip(feeds, counts, strict=True) for k in range(count)]
         sizes = self._layers.sizes(len(feeds), max(counts), live, cache, window=window or 0)
         with torch.inference_mode(False):  # for callers, an ordinary tensor
-            scores = torch.empty(sum(asked), self._around.outputs)
+            scores = torch.empty(sum(asked), self._around.outputs, dtype=torch.float32, device="cpu")
         self._compute(
             *(self._around, layers, len(layers), sizes, self._dim, self._layers.inner),
             *(_integers([token for feed in feeds for token in feed.tokens]), _integers([feed.row for feed in feeds])),
@@ -109,11 +109,20 @@ class CompiledPass:
         )
         return list(torch.split(scores, asked))
 
-    def _is_current(self) -> bool:
-        """Whether nobody has moved the weights, exchanged a part or hooked into one since."""
-        parts = _parts(self._model)
-        are_the_same = all(map(operator.is_, parts, self._parts)) and self._stack.compiled is self._layers
-        return are_the_same and self._direct.is_whole and all(map(is_untouched, parts))
+    def is_current(self) -> bool:
+        """Whether all weights are where they were, and what they were."""
+        if self._model.model.layers[0].compiled is not self._layers or not isinstance(self._model.lm_head, PanelLinear):
+            return False
+        return list(map(_place, _weights(self._model))) == self._places
+
+
+def _weights(model: Any) -> tuple[Tensor | None, ...]:
+    """Those around the layers: of the embeddings, the norm and the head, and the head's bias."""
+    return model.model.embed_tokens.weight, model.model.norm.weight, model.lm_head.packed, model.lm_head.bias
+
+
+def _place(weight: Tensor | None) -> tuple[int, torch.dtype] | None:
+    return None if weight is None else (weight.data_ptr(), weight.dtype)
 
 
 def _parts(model: Any) -> tuple[nn.Module, ...]:
@@ -137,24 +146,29 @@ class _Angles:
     def __init__(self, rotary: nn.Module, positions: int) -> None:
         self._rotary = rotary
         self._positions = positions
-        self._cosines, self._sines = (part[:0] for part in self._at(torch.arange(1)))
+        self._cosines, self._sines = (part[:0] for part in self._at(_positions(0, 1)))
 
     @torch.no_grad()
     def are_fixed(self) -> bool:
         """Whether the angles of a position are the same whatever other positions are asked for."""
-        some = torch.arange(min(8, self._positions))
-        alone, beside = self._at(some), self._at(torch.cat([some, torch.tensor([self._positions - 1])]))
+        some, last = _positions(0, min(8, self._positions)), _positions(self._positions - 1, self._positions)
+        alone, beside = self._at(some), self._at(torch.cat([some, last]))
         return all(torch.allclose(a, b[:-1], atol=1e-6) for a, b in zip(alone, beside, strict=True))
 
     def reaching(self, slots: int) -> tuple[int, int]:
         """The addresses of both, for at least so many slots."""
         while len(self._cosines) < slots:
             begin = len(self._cosines)
-            cosines, sines = self._at(torch.arange(begin, min(begin + _STEP, self._positions)))
+            cosines, sines = self._at(_positions(begin, min(begin + _STEP, self._positions)))
             self._cosines, self._sines = torch.cat([self._cosines, cosines]), torch.cat([self._sines, sines])
         return self._cosines.data_ptr(), self._sines.data_ptr()
 
     def _at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """``[F, dim]`` each, float32."""
-        cosines, sines = self._rotary(torch.zeros(1), positions[None])
+        like = torch.zeros(1, dtype=torch.float32, device="cpu")
+        cosines, sines = self._rotary(like, positions[None])
         return cosines[0].contiguous(), sines[0].contiguous()
+
+
+def _positions(begin: int, end: int) -> Tensor:
+    return torch.arange(begin, end, device="cpu")

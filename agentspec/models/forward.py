@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,6 +55,15 @@ class Forward:
         self._compiled = CompiledPass.of(model, self._direct)
         self.graphs = Graphs(None)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """All but what knows the places of weights: a copy makes its own."""
+        return {name: value for name, value in self.__dict__.items() if name != "_compiled"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy, from its state."""
+        self.__dict__ |= state
+        self._compiled = CompiledPass.of(self._model, self._direct)
+
     def read_config(self) -> None:
         """Take the kinds and windows of the layers from the module's config, which has changed."""
         self._masks = LayerMasks.of(self._model)
@@ -65,6 +75,8 @@ class Forward:
     def __call__(self, feeds: Sequence[Feed]) -> list[Tensor]:
         """The logits after the last ``feed.last`` tokens of feeds of ascending rows: ``[last, V]`` each."""
         found, windows = None, self._masks.windows
+        if self._compiled is not None and not self._compiled.is_current():
+            self._compiled = CompiledPass.of(self._model, self._direct)
         if self._compiled is not None and len(windows) == 1:
             found = self._compiled(feeds, self._kv, *windows.values())
         if found is None:

@@ -4,12 +4,14 @@ does without what cannot be compiled."""
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import os
 import random
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,8 +25,10 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedModel
 
-from agentspec import CausalLM
+from agentspec import CausalLM, sampling
+from agentspec import dice as dice_module
 from agentspec import kernels as kernels_module
+from agentspec.dice import CoupledDice, Dice, Role
 from agentspec.folders import CACHE_VARIABLE
 from agentspec.kernels import KernelsMissingError, compiles, kernels
 from agentspec.models import attention as attention_module
@@ -258,6 +262,110 @@ def test_attention_that_the_kernel_does_not_compute_is_torchs(change: str, monke
 def test_terms_that_the_kernel_lacks_are_refused() -> None:
     with pytest.raises(ValueError, match="does not compute softcap"):
         attention_module.compiled_sdpa(None, *attended(3, 10), softcap=30.0)
+
+
+# Draws and filters: what they find is what torch finds
+
+
+SIZES_OF_LAWS = [1, 3, 7, 8, 63, 64, 65, 1000, 49152]
+
+
+@contextmanager
+def without_kernels() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dice_module, "kernels_for", lambda numbers: None)
+        patch.setattr(sampling, "kernels_for", lambda numbers: None)
+        yield
+
+
+def some_laws(size: int) -> Iterator[Tensor]:
+    """``[5, size]``: flat and peaked ones, with and without zeros."""
+    generator = torch.Generator().manual_seed(size)
+    for spread in (0.1, 1.0, 4.0, 30.0):
+        law = (torch.randn(5, size, generator=generator) * spread).softmax(-1)
+        yield law
+        yield law * (torch.rand(5, size, generator=generator) < 0.3)
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", [Dice, CoupledDice])
+@pytest.mark.parametrize("size", SIZES_OF_LAWS)
+def test_tokens_are_drawn_as_torch_draws_them(size: int, kind: type[Dice]) -> None:
+    kernels()
+    for number, law in enumerate(some_laws(size)):
+        dice = kind([3, 2**64 - 1, 7 + number, 11, 2**63], [0, 1, 2, 3, number])
+        offsets = torch.tensor([0, 1, 2, 3, 4])
+        found = dice.draw(law, Role.TARGET, offsets)
+        with without_kernels():
+            expected = dice.draw(law, Role.TARGET, offsets)
+        some = law.sum(-1) > 0
+        assert torch.equal(found[some], expected[some])
+        assert (law[torch.arange(5), found][some] > 0).all()
+
+
+@needs_compiler
+def test_coupled_draws_of_several_positions_are_those_of_each() -> None:
+    kernels()
+    law = torch.rand(2, 3, 100, generator=torch.Generator().manual_seed(0))
+    dice, offsets = CoupledDice([5, 6], [7, 8]), torch.arange(3).expand(2, 3)
+    found = dice.draw(law.transpose(0, 1).contiguous().transpose(0, 1), Role.TARGET, offsets)
+    for k in range(3):
+        assert torch.equal(found[:, k], dice.draw(law[:, k], Role.TARGET, offsets[:, k]))
+
+
+@needs_compiler
+@pytest.mark.parametrize("draw", [Dice, CoupledDice])
+def test_what_is_no_law_gives_some_token(draw: type[Dice]) -> None:
+    """Nobody takes it: such a position raises. But it has to be one."""
+    kernels()
+    laws = torch.stack([torch.full((70,), math.nan), torch.zeros(70)])
+    found = draw([1, 2], [3, 4]).draw(laws, Role.TARGET, torch.zeros(2, dtype=torch.long))
+    assert found.tolist() == [0, 0]
+
+
+@needs_compiler
+def test_draws_follow_their_law() -> None:
+    """A chi-square test of 40,000 draws of each kind."""
+    kernels()
+    law = torch.tensor([0.5, 0.25, 0.0, 0.125, 0.0625, 0.0625])
+    count = 40_000
+    for kind in (Dice, CoupledDice):
+        dice = kind(range(count), [0] * count)
+        drawn = dice.draw(law.expand(count, -1), Role.TARGET, torch.zeros(count, dtype=torch.long))
+        expected = count * law[law > 0]
+        found = torch.bincount(drawn, minlength=len(law))
+        assert found[2] == 0
+        assert ((found[law > 0] - expected) ** 2 / expected).sum() < 20.5  # 0.1 % of 4 degrees of freedom: 18.5
+
+
+@needs_compiler
+@pytest.mark.parametrize("size", [1, 2, 15, 16, 17, 63, 64, 65, 1000, 49152])
+def test_filters_keep_what_torch_keeps(size: int) -> None:
+    kernels()
+    generator, cuts = torch.Generator().manual_seed(size), 0
+    for spread, form in itertools.product((0.1, 1.0, 4.0, 30.0), ("", "ties", "masked", "nothing legal")):
+        scores = torch.randn(3, 2, size, generator=generator) * spread
+        if form == "ties":
+            scores = scores.round()
+        elif form:
+            scores[torch.rand(scores.shape, generator=generator) < (0.6 if form == "masked" else 2.0)] = -math.inf
+        for keep, values in (
+            (sampling._keep_top_k, [1, 50, 10**6]),
+            (sampling._keep_top_k, [2, 5, 1000]),
+            (sampling._keep_top_p, [0.5, 0.9, 1e-6]),
+            (sampling._keep_top_p, [0.95, 0.99, 0.3]),
+        ):
+            found = keep(scores, values)
+            with without_kernels():
+                expected = keep(scores, values)
+            differing = ((found > -math.inf) != (expected > -math.inf)).sum(-1)
+            # Torch adds up shares in float32, which may leave out one of thousands that are much alike.
+            assert (differing <= (expected > -math.inf).sum(-1) // 100).all()
+            cuts += int((found != scores).any())
+    assert cuts > 0 or size == 1
+
+
+# Models
 
 
 WHOLE = {"head_dim": 32, "intermediate_size": 64}  # sizes that all kernels compute
@@ -544,7 +652,7 @@ def test_other_processors(capability: str, instructions: tuple[str, ...] | None,
     """Shorter vectors and fewer registers, or no kernels at all."""
     script = (
         "import torch, test_kernels as t\n"
-        "from agentspec.models import kernels\n"
+        "from agentspec import kernels\n"
         f"if {instructions} is not None: kernels._instructions = lambda: {instructions}\n"
         "kernels._kernels.cache_clear()\n"
         f"assert kernels.compiles('auto') == {expected}\n"

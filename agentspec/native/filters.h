@@ -15,8 +15,14 @@ class Scores {
 
     Scores(const float* scores, int64_t size) : scores_(scores), size_(size), most_((size + RUN - 1) / RUN) {
         for (size_t run = 0; run < most_.size(); run++) {
-            float most = -INFINITY;
-            for (int64_t i = run * RUN; i < end(run); i++) most = scores[i] > most ? scores[i] : most;
+            Floats nearest = Floats{} - INFINITY;
+            int64_t i = run * RUN;
+            for (; i + LANES <= end(run); i += LANES) {
+                const Floats some = load<Floats>(scores + i);
+                nearest = some > nearest ? some : nearest;
+            }
+            float most = reduced(nearest, [](float x, float y) { return std::max(x, y); });
+            for (; i < end(run); i++) most = std::max(most, scores[i]);
             most_[run] = most;
             greatest = std::max(greatest, most);
         }
@@ -35,10 +41,13 @@ class Scores {
     // The sum of e^(score - greatest).
     double mass() const {
         double sum = 0;
-        int64_t i = 0;
-        for (; i + LANES <= size_; i += LANES)
-            sum += reduced(exponential(load<Floats>(scores_ + i) - greatest), [](float x, float y) { return x + y; });
-        for (; i < size_; i++) sum += std::exp(scores_[i] - greatest);
+        for (size_t run = 0; run < most_.size(); run++) {
+            Floats masses = {};
+            int64_t i = run * RUN;
+            for (; i + LANES <= end(run); i += LANES) masses += exponential(load<Floats>(scores_ + i) - greatest);
+            sum += reduced(masses, [](float x, float y) { return x + y; });
+            for (; i < end(run); i++) sum += std::exp(scores_[i] - greatest);
+        }
         return sum;
     }
 

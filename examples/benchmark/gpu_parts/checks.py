@@ -162,6 +162,8 @@ def _gap(target: CausalLM, prompt: list[int], plain: tuple[int, ...], other: tup
 class _AtEdges(Dice):
     """A dice whose every number lies on an edge of the decision: where rounding shows."""
 
+    needs_edges = True
+
     def __init__(self, rows: int, device: str, choose: Callable[[Tensor], Tensor]) -> None:
         super().__init__(range(rows), [0] * rows, device)
         self._choose = choose

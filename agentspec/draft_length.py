@@ -108,6 +108,9 @@ class Auto(DraftLength):
 
     def cut(self, batch: Batch, draft: Draft) -> Draft:
         """The draft, cut to the width that pays best: the rows share it."""
+        if not draft.width:
+            self._in_vain += 1
+            return draft
         drawn = draft.drawn_lengths(self.drafts)
         fixed = [drawn[b] if s.gamma is None else len(draft.spans[b]) for b, s in enumerate(batch.sequences)]
         gains = [self._chances(row, s, draft) for row, s in enumerate(batch.sequences)]
@@ -147,8 +150,9 @@ class Auto(DraftLength):
     def _chances(self, row: int, sequence: TokenSequence, draft: Draft) -> list[float]:
         """The chance of each drafted token to be reached and accepted."""
         sources, evidence, _ = _told(draft, row)
-        each = (self.acceptance(sequence, s, e) for s, e in zip(sources, evidence, strict=True))
-        return list(accumulate(each, mul))
+        told = list(zip(sources, evidence, strict=True))
+        rates = {kind: self.acceptance(sequence, *kind) for kind in set(told)}
+        return list(accumulate((rates[kind] for kind in told), mul))
 
     def _to_draw(self, name: str, batch: Batch) -> int:
         """How many tokens of a draft model pay; where none do, one is tried now and then."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import statistics
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from enumeration import TableModel
 
 from agentspec import (
     Cascade,
@@ -125,6 +127,18 @@ def test_ratios_of_what_is_not_paired_are_refused(load: Callable[[str], Any], sl
 def test_rows_are_taken_of_every_kind(work: Any) -> None:
     rows = [{"k": kind, "i": i} for i, kind in enumerate("aaabbc")]
     assert [row["i"] for row in work.round_robin(rows, "k", 5)] == [0, 3, 5, 1, 4]
+
+
+def test_requests_of_a_chat_model_are_recorded(work: Any) -> None:
+    answers = TableModel(seed=1)
+    engine = LocalEngine(SpeculativeDecoder(answers))
+    request = Request([1], SamplingParams(temperature=0, max_tokens=3), timeout_s=9.0)
+    with work.recorded(engine) as requests:
+        deltas = list(engine.stream(request, 1e9))
+    assert requests == [dataclasses.replace(request, timeout_s=None)]
+    assert len(deltas) == 2
+    assert engine.stream.__name__ == "stream"
+    engine.close()
 
 
 def test_systems_take_turns_and_forget_between_rows(load: Callable[[str], Any], work: Any) -> None:

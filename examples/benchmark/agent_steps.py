@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from comparison.work import recorded
 from generate_peer import constrained
 from transformers import AutoModelForCausalLM
 
@@ -36,17 +37,9 @@ DEMO = Path(__file__).resolve().parents[1] / "agent_loop.py"
 
 def record(engine: LocalEngine) -> list[Request]:
     """The requests of one run of the demo."""
-    requests: list[Request] = []
-    stream = engine.stream
-
-    def recording(request: Request) -> Any:
-        requests.append(request)
-        return stream(request)
-
-    engine.stream = recording  # type: ignore[method-assign]
     demo = runpy.run_path(str(DEMO))
-    demo["run"]("auto", "recorded", engine=engine)
-    del engine.stream  # type: ignore[method-assign]
+    with recorded(engine) as requests:
+        demo["run"]("auto", "recorded", engine=engine)
     return requests
 
 

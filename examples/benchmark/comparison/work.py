@@ -140,9 +140,9 @@ def recorded(engine: LocalEngine) -> Iterator[list[Request]]:
     requests: list[Request] = []
     stream = engine.stream
 
-    def recording(request: Request) -> Iterator[Delta]:
+    def recording(request: Request, every_s: float = 0.0) -> Iterator[Delta]:
         requests.append(replace(request, family=None, timeout_s=None))
-        return stream(request)
+        return stream(request, every_s)
 
     engine.stream = recording  # type: ignore[method-assign]
     try:

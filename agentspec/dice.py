@@ -82,6 +82,10 @@ class Dice:
         """A number of 64 bits for each of ``offsets``, where they are."""
         if offsets.is_cpu:
             return torch.from_numpy(self._numbers(role, offsets).view(np.int64))
+        return self._numbers_there(role, offsets)
+
+    def _numbers_there(self, role: int, offsets: Tensor) -> Tensor:
+        """The same on a device."""
         shape = (-1,) + (1,) * (offsets.dim() - 1)
         seeds, positions = (part.view(shape) for part in self._uploaded)
         return _mix(_mix(seeds + _signed(GOLDEN) * (positions + offsets + 1)) + role)

@@ -122,6 +122,8 @@ class Kernels:
 
 def _for_rows(function: Callable[..., None], rows: Tensor, options: Tensor, dtype: torch.dtype) -> Tensor:
     """What a function finds of each row ``[N, V]`` and its option ``[N]``: ``[N]``."""
+    if rows.dim() != 2 or options.shape != rows.shape[:1]:
+        raise ValueError(f"Expected rows [N, V] and an option for each, got {[*rows.shape]} and {[*options.shape]}.")
     rows, options = rows.contiguous(), options.contiguous()
     found = torch.empty(len(rows), dtype=dtype, device="cpu")
     function(rows.data_ptr(), *rows.shape, options.data_ptr(), found.data_ptr(), torch.get_num_threads())
@@ -146,7 +148,11 @@ def kernels() -> Kernels:
 
 
 def kernels_for(numbers: Tensor) -> Kernels | None:
-    """The kernels for float32 on a CPU, where somebody has made or loaded them already: a model that is compiled."""
+    """The kernels for float32 on a CPU, where somebody has made or loaded them already: a model that is compiled.
+
+    They are those of the process. Draws are the same as without them, and so are laws but for rounding: top-p adds up
+    shares in float64 where torch does so in float32.
+    """
     if not numbers.is_cpu or numbers.dtype != torch.float32 or not _kernels.cache_info().currsize:
         return None
     found = _kernels()

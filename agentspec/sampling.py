@@ -304,10 +304,9 @@ def _one_hot(scores: Tensor) -> Tensor:
 
 
 def _keep_top_k(scores: Tensor, ks: Sequence[float]) -> Tensor:
-    if (kernels := kernels_for(scores)) is not None:
-        least = kernels.least_of_top_k(*_by_position(scores, ks))
-        return scores.masked_fill(scores < least.view(*scores.shape[:2], 1), -math.inf)
     within = [min(int(k), scores.shape[-1]) for k in ks]
+    if (kernels := kernels_for(scores)) is not None:
+        return _from(kernels.least_of_top_k(*_by_position(scores, within)), scores)
     best = scores.topk(max(within), dim=-1).values
     threshold = best.gather(-1, (_by_row(within, scores).long() - 1).expand(-1, scores.shape[1], 1))
     return scores.masked_fill(scores < threshold, -math.inf)
@@ -315,8 +314,7 @@ def _keep_top_k(scores: Tensor, ks: Sequence[float]) -> Tensor:
 
 def _keep_top_p(scores: Tensor, top_ps: Sequence[float]) -> Tensor:
     if (kernels := kernels_for(scores)) is not None:
-        least = kernels.least_of_top_p(*_by_position(scores, top_ps))
-        return scores.masked_fill(scores < least.view(*scores.shape[:2], 1), -math.inf)
+        return _from(kernels.least_of_top_p(*_by_position(scores, top_ps)), scores)
     top_p, p = _by_row(top_ps, scores), scores.softmax(-1)
     head = p.topk(min(512, p.shape[-1]), dim=-1).values
     if bool((head.sum(-1, keepdim=True) < top_p).any()):
@@ -329,6 +327,11 @@ def _keep_top_p(scores: Tensor, top_ps: Sequence[float]) -> Tensor:
 def _keep_min_p(scores: Tensor, min_ps: Sequence[float]) -> Tensor:
     best = scores.max(-1, keepdim=True).values
     return scores.masked_fill(scores < best + _by_row(min_ps, scores).log(), -math.inf)
+
+
+def _from(least: Tensor, scores: Tensor) -> Tensor:
+    """Scores ``[R, K, V]`` that are no less than those of their positions ``[R K]``."""
+    return scores.masked_fill(scores < least.view(*scores.shape[:2], 1), -math.inf)
 
 
 def _by_position(scores: Tensor, values: Sequence[float]) -> tuple[Tensor, list[float]]:

@@ -324,6 +324,54 @@ def test_what_is_no_law_gives_some_token(draw: type[Dice]) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("u", [0.0, 0.5, 1 - 2.0**-53])
+def test_a_token_without_mass_is_never_drawn(u: float) -> None:
+    generator = torch.Generator().manual_seed(7)
+    laws = torch.rand(3000, 300, generator=generator) * torch.exp(-60 * torch.rand(3000, 300, generator=generator))
+    laws *= torch.rand(laws.shape, generator=generator) < 0.5
+    laws[:, :70], laws[:, -9:] = 0, 0
+    drawn = kernels().draw(laws, torch.full((3000,), u, dtype=torch.float64))
+    assert (laws[torch.arange(3000), drawn] > 0).all()
+
+
+@needs_compiler
+def test_races_are_won_by_who_is_first() -> None:
+    """Near-flat laws, in which every token may win."""
+    generator = torch.Generator().manual_seed(7)
+    laws = 1 + 0.01 * torch.rand(3000, 3001, generator=generator)
+    dice, offsets = CoupledDice(range(3000), [0] * 3000), torch.zeros(3000, dtype=torch.long)
+    kernels()
+    found = dice.draw(laws, Role.TARGET, offsets)
+    with without_kernels():
+        assert torch.equal(found, dice.draw(laws, Role.TARGET, offsets))
+    assert len(found.unique()) > 1000
+
+
+def test_a_device_has_the_numbers_of_the_host() -> None:
+    dice = Dice([3, -1, 2**64 - 1, 2**70 + 5], [0, 1, 7, 2**40])
+    offsets = torch.arange(6).expand(4, 6)
+    for role in Role:
+        assert torch.equal(dice._hash(role, offsets), dice._numbers_there(role, offsets))
+        assert torch.equal(dice._hash(role, offsets[:, 0]), dice._numbers_there(role, offsets[:, 0]))
+
+
+@needs_compiler
+def test_rows_and_options_have_to_match() -> None:
+    with pytest.raises(ValueError, match=r"an option for each, got \[3, 10\] and \[2\]"):
+        Dice([1, 2], [0, 0]).draw(torch.rand(3, 10), Role.TARGET, torch.zeros(2, dtype=torch.long))
+    with pytest.raises(ValueError, match="rows"):
+        kernels().draw(torch.rand(10), torch.rand(10).double())
+
+
+@needs_compiler
+def test_filters_of_all_there_is_keep_all() -> None:
+    kernels()
+    scores = torch.randn(1, 2, 5000, generator=torch.Generator().manual_seed(0)) * 0.1
+    for keep, value in ((sampling._keep_top_p, 1 - 2.0**-53), (sampling._keep_top_k, 10**400)):
+        assert (keep(scores, [value]) > -math.inf).sum() >= 2 * 4998
+
+
+@needs_compiler
 def test_draws_follow_their_law() -> None:
     """A chi-square test of 40,000 draws of each kind."""
     kernels()
@@ -506,6 +554,12 @@ def test_weights_that_move_after_loading_are_found_again() -> None:
     assert torch.equal(lm.next_logits([context], [17])[0], before[0, 3:])
     assert lm._forward._compiled is not None
     assert lm._forward._compiled.is_current()
+    lm.model.load_state_dict({name: 2 * tensor for name, tensor in lm.model.state_dict().items()}, assign=True)
+    lm.kv.clear()
+    expected = CausalLM(copy.deepcopy(lm.model)).next_logits([context], [1])
+    lm.kv.clear()
+    torch.testing.assert_close(lm.next_logits([context], [1]), expected, rtol=1e-5, atol=1e-5)
+    lm.model.load_state_dict({name: tensor / 2 for name, tensor in lm.model.state_dict().items()}, assign=True)
     for part in ("model.norm.weight", "model.embed_tokens.weight"):
         weight = model.get_parameter(part)
         kept, weight.data = weight.data, torch.zeros_like(weight)

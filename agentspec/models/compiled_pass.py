@@ -73,7 +73,7 @@ class CompiledPass:
         inner, embeddings = model.model, model.model.embed_tokens
         weights = [weight for weight in _weights(model) if weight is not None and weight is not model.lm_head.packed]
         fits = (
-            inner.layers[0].compiled is not None
+            getattr(inner.layers[0], "compiled", None) is not None
             and type(embeddings) is nn.Embedding
             and embeddings.max_norm is None
             and all(weight.is_contiguous() and weight.dtype == torch.float32 and weight.is_cpu for weight in weights)
@@ -110,8 +110,9 @@ class CompiledPass:
         return list(torch.split(scores, asked))
 
     def is_current(self) -> bool:
-        """Whether all weights are where they were, and what they were."""
-        if self._model.model.layers[0].compiled is not self._layers or not isinstance(self._model.lm_head, PanelLinear):
+        """Whether the weights around the layers are where they were, and the layers (see ``Stack``) are the same."""
+        layers = getattr(self._model.model.layers[0], "compiled", None)
+        if layers is not self._layers or not isinstance(self._model.lm_head, PanelLinear):
             return False
         return list(map(_place, _weights(self._model))) == self._places
 

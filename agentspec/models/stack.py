@@ -80,6 +80,7 @@ class Stack(Fused):
         # Models ask a layer for its kind, and such like.
         self.__dict__ |= {name: value for name, value in vars(layers[0]).items() if not name.startswith("_")}
         self.layers = nn.ModuleList(layers)
+        self.register_load_state_dict_post_hook(_flatten)  # type: ignore[no-untyped-call]
         self._flatten()
 
     @classmethod
@@ -143,6 +144,11 @@ class Stack(Fused):
             normed = torch.rms_norm(hidden_states, norm.shape, norm, layer.second_eps)
             hidden_states = hidden_states + feed_forward(normed, layer.gate_up, layer.activate, layer.down)
         return hidden_states
+
+
+def _flatten(stack: Stack, _: Any) -> None:
+    """Other weights may have been put in the place of those that it knows."""
+    stack._flatten()
 
 
 @torch.no_grad()

@@ -8,7 +8,6 @@
 
 namespace {
 
-constexpr int64_t RUN = 64;   // tokens whose mass is summed together
 constexpr int64_t LONGS = 8;  // numbers of 64 bits side by side
 constexpr uint64_t GOLDEN = 0x9E3779B97F4A7C15;
 

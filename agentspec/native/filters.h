@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <vector>
 
 #include "vectors.h"
 
@@ -11,8 +13,6 @@ namespace {
 // The greatest score of each run of RUN, and the scores that are near the greatest of all.
 class Scores {
    public:
-    static constexpr int64_t RUN = 64;
-
     Scores(const float* scores, int64_t size) : scores_(scores), size_(size), most_((size + RUN - 1) / RUN) {
         for (size_t run = 0; run < most_.size(); run++) {
             Floats nearest = Floats{} - INFINITY;
@@ -61,21 +61,20 @@ class Scores {
     std::vector<float> most_;
 };
 
-constexpr float FAR = 1e30f;  // all that have a score are nearer
+constexpr float FAR = 128;  // what is further from the greatest has no mass
 
 // The count-th greatest; -infinity where fewer have a score.
 float least_of_top_k(const float* scores, int64_t size, double count) {
+    if (std::count_if(scores, scores + size, [](float score) { return score > -INFINITY; }) < count) return -INFINITY;
     const Scores all(scores, size);
-    for (float distance = 4; all.greatest > -INFINITY; distance *= 2) {
+    for (float distance = 4;; distance *= 2) {
         std::vector<float> near = all.within(distance);
         if (near.size() >= count) {
             const auto last = near.begin() + (int64_t)count - 1;
             std::nth_element(near.begin(), last, near.end(), std::greater<float>());
             return *last;
         }
-        if (distance > FAR) break;
     }
-    return -INFINITY;
 }
 
 // The last of those that are needed, greatest first, for this share of the mass.

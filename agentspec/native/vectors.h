@@ -18,6 +18,7 @@ namespace {
 
 constexpr int VECTORS = 2, PANEL = VECTORS * LANES, BLOCK = 32;
 constexpr int64_t AHEAD = 8192;  // bytes
+constexpr int64_t RUN = 64;      // numbers of a long row that are looked at together
 
 using Floats = float __attribute__((vector_size(4 * LANES)));
 using Words = int32_t __attribute__((vector_size(4 * LANES)));

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from agentspec.report import Recorder, RunRecord, Step
 from agentspec.report.live import following, now
-from agentspec.report.terminal import bar, show
+from agentspec.report.terminal import bar, show, told_gain
 from agentspec.stats import RowStats, StepStats
 
 CYAN = "\x1b[36m"
@@ -112,6 +112,17 @@ def test_what_it_was_worth_is_told_in_words() -> None:
         "over its budget of 5 s by 5.000 s",
     ):
         assert said in text
+
+
+def test_a_run_without_drafts_is_not_said_to_have_lost() -> None:
+    record = example().record()
+    assert record.gain is not None
+    plain = record.gain.model_copy(update={"drafters": {}, "remarks": ("a draft model does not pay",)})
+    told = told_gain(plain)
+    assert "nothing was drafted: this was plain decoding" in told
+    assert "a draft model does not pay" in told
+    assert "times" not in told
+    assert "nothing was drafted" not in told_gain(record.gain)
 
 
 def test_bars_are_always_seen_and_stay_inside() -> None:

@@ -128,8 +128,10 @@ def told_gain(gain: Gain) -> str:
         + (", ".join(f"{n} x {length}" for length, n in gain.accepted_lengths.items()) or "nothing")
     ]
     accepted = [f"{name} {count.accepted} of {count.drafted}" for name, count in gain.drafters.items() if count.drafted]
-    if accepted:
-        lines.append(f"accepted: {', '.join(accepted)}; {gain.wasted_draft_s:.3f} s of drafting were for nothing")
+    if not accepted:
+        lines.append("nothing was drafted: this was plain decoding")
+        return "\n".join([*lines, *gain.remarks])
+    lines.append(f"accepted: {', '.join(accepted)}; {gain.wasted_draft_s:.3f} s of drafting were for nothing")
     if gain.ratio is not None and gain.plain_decode_s is not None:
         how = "estimated" if gain.estimated else f"measured against {gain.baseline or 'a plain run'}"
         times = f"decoding {gain.decode_s:.3f} s, plainly {gain.plain_decode_s:.3f} s"

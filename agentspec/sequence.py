@@ -273,7 +273,8 @@ class Batch:
 def _commit_row(sequence: Sequence, block: list[int], p: Tensor | None, logits: Tensor) -> int:
     taken = sequence.extend(block)
     if sequence.params.logprobs is not None:
-        laws = logits.float().softmax(-1) if sequence.params.raw_logprobs or p is None else p
+        laws = logits.float().softmax(-1) if sequence.params.raw_logprobs else p
+        assert laws is not None  # its batch needs them
         sequence.logprobs += _logprobs(block[:taken], laws[:taken], sequence.params.logprobs)
         del sequence.logprobs[sequence.length :]
     return taken

@@ -88,11 +88,4 @@ int64_t winner(const float* law, int64_t size, uint64_t key) {
     return first;
 }
 
-template <class Number, class Draw>
-void each(const float* laws, int64_t rows, int64_t size, const Number* numbers, int64_t* tokens, int threads,
-          Draw draw) {
-#pragma omp parallel for num_threads(threads) if (rows > 1)
-    for (int64_t row = 0; row < rows; row++) tokens[row] = draw(laws + row * size, size, numbers[row]);
-}
-
 }  // namespace

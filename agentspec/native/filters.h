@@ -92,11 +92,4 @@ float least_of_top_p(const float* scores, int64_t size, double share) {
     }
 }
 
-template <class Least>
-void leasts(const float* scores, int64_t rows, int64_t size, const double* options, float* found, int threads,
-            Least least) {
-#pragma omp parallel for num_threads(threads) if (rows > 1)
-    for (int64_t row = 0; row < rows; row++) found[row] = least(scores + row * size, size, options[row]);
-}
-
 }  // namespace

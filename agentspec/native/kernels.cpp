@@ -64,10 +64,10 @@ extern "C" bool race(const float* laws, int64_t rows, int64_t size, const uint64
 // scores [rows, size], which are not NaN.
 extern "C" bool top_k(const float* scores, int64_t rows, int64_t size, const double* counts, float* found,
                       int threads) {
-    return fits([&] { leasts(scores, rows, size, counts, found, threads, least_of_top_k); });
+    return fits([&] { each(scores, rows, size, counts, found, threads, least_of_top_k); });
 }
 
 extern "C" bool top_p(const float* scores, int64_t rows, int64_t size, const double* shares, float* found,
                       int threads) {
-    return fits([&] { leasts(scores, rows, size, shares, found, threads, least_of_top_p); });
+    return fits([&] { each(scores, rows, size, shares, found, threads, least_of_top_p); });
 }

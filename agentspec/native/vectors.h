@@ -107,4 +107,11 @@ inline float reduced(Floats vector, Combine combine) {
     return lanes[0];
 }
 
+// What is found of each row of size numbers, and its option.
+template <class Option, class Found, class Find>
+void each(const float* from, int64_t rows, int64_t size, const Option* options, Found* found, int threads, Find find) {
+#pragma omp parallel for num_threads(threads) if (rows > 1)
+    for (int64_t row = 0; row < rows; row++) found[row] = find(from + row * size, size, options[row]);
+}
+
 }  // namespace

@@ -11,8 +11,8 @@ REPLACEMENT = "\ufffd"  # what a decoder shows for the bytes of a character not 
 class Detokenizer:
     """Incremental decoding of one sequence.
 
-    A token's text can depend on the token before it (leading spaces) and a character may need several tokens, so a
-    window of recent tokens is decoded with and without the new ones, and an incomplete character waits.
+    Tokens are decoded when somebody asks for their text: several at once take less than one by one, and much less than
+    one by one between other things.
 
     Args:
         decode: ids to text.
@@ -20,40 +20,90 @@ class Detokenizer:
     """
 
     def __init__(self, decode: Callable[[list[int]], str], skip: Collection[int] = ()) -> None:
-        self._decode = decode
+        self._decoded, self._singly = _Decoded(decode), _Decoded(decode)
         self._skip = skip
+        self._tokens: list[int] = []
+        self._known = 0  # how many of them are decoded
+        self._ends: list[int | None] = []
+
+    @property
+    def seconds(self) -> float:
+        """Spent on decoding so far."""
+        return self._decoded.seconds + self._singly.seconds
+
+    @property
+    def text(self) -> str:
+        """The text so far, without an unfinished character at its end."""
+        self._catch_up()
+        return self._decoded.text
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether ``text`` is that of all tokens: none of them waits for the rest of a character."""
+        self._catch_up()
+        return self._decoded.is_whole
+
+    @property
+    def ends(self) -> list[int | None]:
+        """Length of the text after each token; None where it waits for the rest of a character."""
+        for token in self._tokens[len(self._ends) :]:
+            self._singly.extend([token] if token not in self._skip else [])
+            self._ends.append(len(self._singly.text) if self._singly.is_whole else None)
+        return self._ends
+
+    def push(self, token: int) -> None:
+        """Take one more token."""
+        self._tokens.append(token)
+
+    def flush(self) -> None:
+        """Show what still waits for the rest of a character, as the decoder does. No token comes behind it."""
+        if not self.is_whole:
+            self._decoded.flush()
+
+    def _catch_up(self) -> None:
+        if self._known < len(self._tokens):
+            self._decoded.extend([token for token in self._tokens[self._known :] if token not in self._skip])
+            self._known = len(self._tokens)
+
+
+class _Decoded:
+    """The text of tokens. Of the last ones a window is kept: a token's text can depend on the token before it (leading
+    spaces), and a character may need several tokens; an incomplete one waits."""
+
+    def __init__(self, decode: Callable[[list[int]], str]) -> None:
+        self._decode = decode
         self._window: list[int] = []
         self._shown = 0  # how many tokens of the window have their text in `text`
         self.text = ""
-        self.seconds = 0.0  # spent on decoding so far
+        self.seconds = 0.0
 
     @property
-    def is_pending(self) -> bool:
-        """Whether the last token's text waits for the rest of a character."""
-        return self._shown < len(self._window)
+    def is_whole(self) -> bool:
+        return self._shown == len(self._window)
 
-    def push(self, token: int) -> str:
-        """Take one more token; the text that is complete with it ("" while a character is unfinished)."""
-        if token in self._skip:
-            return ""
-        self._window.append(token)
-        return self._show(whole_only=True)
+    def extend(self, tokens: list[int]) -> None:
+        if not tokens or self._show(self._window + tokens, whole_only=True):
+            return
+        if len(tokens) == 1:
+            self._window += tokens
+        else:  # as far as it is whole
+            for token in tokens:
+                self.extend([token])
 
-    def flush(self) -> str:
-        """The text still waiting for the rest of a character, as the decoder shows it."""
-        return self._show(whole_only=False)
+    def flush(self) -> None:
+        self._show(self._window, whole_only=False)
 
-    def _show(self, *, whole_only: bool) -> str:
+    def _show(self, window: list[int], *, whole_only: bool) -> bool:
+        """Whether the text of a window was whole, where it has to be; then it is shown."""
         started = time.perf_counter()
-        before, after = self._decode(self._window[: self._shown]), self._decode(self._window)
+        before, after = self._decode(window[: self._shown]), self._decode(window)
         self.seconds += time.perf_counter() - started
         if whole_only and after.endswith(REPLACEMENT):
-            return ""
-        piece = after[len(before) :]
-        self.text += piece
-        self._window = self._window[self._shown :]
+            return False
+        self.text += after[len(before) :]
+        self._window = window[self._shown :]
         self._shown = len(self._window)
-        return piece
+        return True
 
 
 def overlap(text: str, mark: str) -> int:

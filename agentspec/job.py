@@ -140,9 +140,7 @@ class Member:
 
     def leave_queue(self) -> None:
         """Its turn has come."""
-        waited = time.perf_counter() - self._queued
-        self.stats.seconds["queue_s"] += waited
-        self.job.meter.add_seconds(queue_s=waited)
+        self._book(queue_s=time.perf_counter() - self._queued)
 
     def return_to_queue(self) -> None:
         """Others need the place more; what the models have cached of it may be lost."""
@@ -165,18 +163,24 @@ class Member:
         of_draft = decoder.prefill([context[: self._read]])["draft_prefill_s"]
         self.is_ready = self._read == len(context)
         of_target = time.perf_counter() - started - of_draft
-        self.stats.seconds["draft_prefill_s"] += of_draft
-        self.stats.seconds["prefill_s"] += of_target
-        self.job.meter.add_seconds(prefill_s=of_target, draft_prefill_s=of_draft)
+        self._book(prefill_s=of_target, draft_prefill_s=of_draft)
         self._draft_length = decoder.draft_length
         return self._read - cached
+
+    def _book(self, **phases: float) -> None:
+        """Count seconds outside of rounds."""
+        for phase, seconds in phases.items():
+            self.stats.seconds[phase] += seconds
+        self.job.meter.add_seconds(**phases)
 
     def tell(self) -> None:
         """Send what is new and settled, as often as the job wants it."""
         sequence, finished, now = self.sequence, self.sequence.finish_reason is not None, time.perf_counter()
         if not finished and now - self._told_at < self.job.every_s:
             return
+        before = sequence.detokenize_seconds
         begin, end, text = self._told_tokens, sequence.settled_length, sequence.settled_text
+        self._book(detokenize_s=sequence.detokenize_seconds - before)
         tokens = sequence.context[sequence.prompt_length + begin : sequence.prompt_length + end]
         if not (tokens or finished):
             return

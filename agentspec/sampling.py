@@ -14,7 +14,7 @@ from torch import Tensor
 from agentspec.device import upload, vector
 from agentspec.errors import InvalidRequestError
 from agentspec.kernels import kernels_for
-from agentspec.masks import Masks
+from agentspec.masks import TokenMask
 
 LEAST_TEMPERATURE = 1e-5
 """Below this, scores divided by it leave float32; the law is greedy long before."""
@@ -185,7 +185,7 @@ def warp(
     Raises:
         InvalidRequestError: where a processor returns no scores.
     """
-    scores = _adjusted(logits, params, prefixes)
+    scores = adjusted(logits, params, prefixes)
     if mask is not None:
         scores = torch.where(mask, scores, -math.inf)
     greedy = [p.temperature == 0 for p in params]
@@ -206,32 +206,14 @@ def warp(
     return law.index_copy(0, _index(cold, law), _one_hot(scores[cold])) if cold else law
 
 
-def best_tokens(
-    logits: Tensor, params: Sequence[SamplingParams], masks: Masks, prefixes: Sequence[Prefix] | None = None
-) -> list[list[int]]:
-    """``[B, K]``: the token that has all of a law's mass at temperature 0; ``NO_TOKEN`` where there is no law.
+def best_tokens(scores: Tensor) -> list[list[int]]:
+    """The first best token of every position of scores ``[B, K, V]``; ``NO_TOKEN`` where none has a score.
 
-    What ``warp`` comes to there, without the V numbers of a law. A mask is looked at where the best token is illegal.
+    Of ``adjusted`` scores it is what ``warp`` comes to at temperature 0, without the V numbers of a law.
     """
-    scores = _adjusted(logits, params, prefixes)
-    best = _greatest(scores)
-    for b, row in enumerate(masks.rows):
-        for k, mask in enumerate(row):
-            if mask is None or best[b][k] in mask:
-                continue
-            if mask.only is not None:
-                best[b][k] = mask.only if float(scores[b, k, mask.only]) > -math.inf else NO_TOKEN
-            else:
-                legal = upload(mask.tensor(), scores.device)
-                [[best[b][k]]] = _greatest(torch.where(legal, scores[b, k], -math.inf)[None, None])
-    return best
-
-
-def _greatest(scores: Tensor) -> list[list[int]]:
-    """Of scores ``[B, K, V]``: the first best token of every position; ``NO_TOKEN`` where that has no score."""
-    if _is_on_host(scores):
+    if scores.is_cpu:
         numbers = scores.numpy(force=True)
-        best = numbers.argmax(-1)  # ten times as fast as torch's
+        best = numbers.argmax(-1)  # many times as fast as torch's
         return [
             [token if numbers[b, k, token] > -math.inf else NO_TOKEN for k, token in enumerate(row)]
             for b, row in enumerate(best.tolist())
@@ -241,12 +223,26 @@ def _greatest(scores: Tensor) -> list[list[int]]:
     return told
 
 
-def _is_on_host(tensor: Tensor) -> bool:
-    return tensor.device.type == "cpu"
+def best_legal(scores: Tensor, mask: TokenMask) -> int:
+    """The first best of the tokens that ``mask`` allows, by their scores ``[V]``; ``NO_TOKEN`` where none has one."""
+    if mask.is_empty:
+        return NO_TOKEN
+    legal = mask.tensor().nonzero()[:, 0]
+    [[best]] = best_tokens(scores[upload(legal, scores.device)][None, None])
+    return NO_TOKEN if best == NO_TOKEN else int(legal[best])
 
 
-def _adjusted(logits: Tensor, params: Sequence[SamplingParams], prefixes: Sequence[Prefix] | None) -> Tensor:
-    """The scores, float32 or wider, under penalties, bias, bans and processors."""
+def adjusted(logits: Tensor, params: Sequence[SamplingParams], prefixes: Sequence[Prefix] | None = None) -> Tensor:
+    """The scores ``[B, K, V]``, float32 or wider, under penalties, bias, bans and processors.
+
+    Args:
+        logits: ``[B, K, V]`` scores.
+        params: one per row.
+        prefixes: one per row; needed where ``params`` look at them (``SamplingParams.adjusts``).
+
+    Raises:
+        InvalidRequestError: where a processor returns no scores.
+    """
     scores = logits if logits.dtype == torch.float32 else logits.to(torch.promote_types(logits.dtype, torch.float32))
     rows = [b for b, p in enumerate(params) if p.adjusts]
     if rows:

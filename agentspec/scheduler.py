@@ -10,10 +10,10 @@ later from where it was.
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections import Counter
 
+from agentspec.dice import Acceptance
 from agentspec.errors import EngineClosedError, InvalidRequestError
 from agentspec.job import Job, Member
 from agentspec.metrics import EngineMetrics, Meter
@@ -100,32 +100,21 @@ class Scheduler:
     def step(self) -> None:
         """One turn of the loop: those who left leave, those who fit join, some of their prompts is read, and everyone
         who is ready gets a round."""
-        self._let_go()
-        self._share()
-        self._admit()
+        self._running = _wanted(self._running)
+        if self._waiting:
+            gone = set(self._waiting) - set(_wanted(self._waiting))
+            with self._wake:
+                self._waiting = [m for m in self._waiting if m not in gone]
+            self._share()
+            self._admit()
         self._prefill()
-        ready = [m for m in self._running if m.is_ready]
-        for _, group in itertools.groupby(
-            sorted(ready, key=lambda m: m.sequence.acceptance), key=lambda m: m.sequence.acceptance
-        ):
-            self._round(list(group))
-        self._count_cancelled(self._running)
-        self._running = [m for m in self._running if m.sequence.finish_reason is None and not m.job.is_over]
-
-    def _let_go(self) -> None:
-        """Of all whose time is up or whom nobody waits for any more."""
-        for member in [*self._running, *self._waiting]:
-            member.job.expire()
-        self._count_cancelled([*self._running, *self._waiting])
-        self._running = [m for m in self._running if not m.job.is_over]
-        with self._wake:
-            self._waiting = [m for m in self._waiting if not m.job.is_over]
-
-    @staticmethod
-    def _count_cancelled(members: list[Member]) -> None:
-        for member in members:
-            if member.job.is_over:
-                member.job.count("cancelled")
+        groups: dict[Acceptance, list[Member]] = {}
+        for member in self._running:
+            if member.is_ready:
+                groups.setdefault(member.sequence.acceptance, []).append(member)
+        for group in groups.values():
+            self._round(group)
+        self._running = [m for m in _wanted(self._running) if m.sequence.finish_reason is None]
 
     def _share(self) -> None:
         """Take places from a job that has twice its share, for jobs that have none."""
@@ -192,3 +181,12 @@ class Scheduler:
             else:
                 for member in members:
                     member.job.fail(error)
+
+
+def _wanted(members: list[Member]) -> list[Member]:
+    """Those whose time is not up and whom somebody still waits for."""
+    for member in members:
+        member.job.expire()
+        if member.job.is_over:
+            member.job.count("cancelled")
+    return [m for m in members if not m.job.is_over]

@@ -52,6 +52,10 @@ class Matcher(Protocol):
         """Whether the text so far is a whole sentence of the grammar."""
         ...
 
+    def forced(self) -> int | None:
+        """The token that has to come next; None where there is a choice. Engines that know without a mask say so."""
+        return self.allowed().only
+
 
 @dataclass(frozen=True)
 class TokenLogprob:
@@ -108,7 +112,6 @@ class Sequence:
         self.siblings: SequenceOf[Sequence] = ()
         """The samples of its request, itself among them; drafters may look at what they say."""
         self._detokenizer = detokenizer
-        self._text_ends: list[int | None] = []  # length of the text after each token; None inside a character
         self._searched = 0  # length of the text known to hold no stop string
         self._cut: int | None = None  # where a stop string begins in the text
 
@@ -147,7 +150,10 @@ class Sequence:
         if self._detokenizer is None or self.finish_reason is not None:
             return self.length
         length, settled = len(self.settled_text), self.length
-        while settled and ((end := self._text_ends[settled - 1]) is None or end > length):
+        if self._detokenizer.is_whole and length == len(self._detokenizer.text):
+            return settled
+        ends = self._detokenizer.ends
+        while settled and ((end := ends[settled - 1]) is None or end > length):
             settled -= 1
         return settled
 
@@ -156,22 +162,27 @@ class Sequence:
         """Tokens that may still be emitted."""
         return self.limit - self.length
 
-    def extend(self, block: list[int]) -> int:
+    def extend(self, block: list[int], walked: int = 0) -> int:
         """Commit the tokens of a block up to the first boundary in it; how many were taken.
 
         The earliest boundary wins; at one position a stop string goes before an end token, the end of the grammar
         and the limit.
+
+        Args:
+            block: the tokens.
+            walked: how many of them the matcher has taken already.
         """
         for count, token in enumerate(block, 1):
             is_text = self.matcher is not None and token not in self.end_tokens
-            if is_text and self.matcher is not None and not self.matcher.advance(token):
+            if is_text and self.matcher is not None and count > walked and not self.matcher.advance(token):
                 raise GrammarError(f"Token {token} was drawn, which the grammar does not allow here.")
             self.context.append(token)
             if self._detokenizer is not None:
                 self._detokenizer.push(token)
-                self._text_ends.append(None if self._detokenizer.is_pending else len(self._detokenizer.text))
-            reason = self._boundary(token)
+            reason = self._boundary(token, may_be_over=count >= walked)
             if reason is not None:
+                if self.matcher is not None and count < walked:
+                    self.matcher.rewind(walked - count)
                 self.finish(reason)
                 return count
         return len(block)
@@ -179,15 +190,17 @@ class Sequence:
     def finish(self, reason: FinishReason) -> None:
         """End the sequence here; a stop string and the tokens wholly inside it are taken off."""
         self.finish_reason = reason
-        if self._detokenizer is not None:
-            self._detokenizer.flush()
+        if self._detokenizer is None:
+            return
+        self._detokenizer.flush()
         if self._cut is not None and not self.params.include_stop:
-            ends = enumerate([0, *self._text_ends])
+            ends = enumerate([0, *self._detokenizer.ends])
             kept = next((i for i, end in ends if end is not None and end >= self._cut), self.length)
             del self.context[self.prompt_length + kept :]
 
-    def _boundary(self, token: int) -> FinishReason | None:
-        if self._stop_string_found() or token in self.end_tokens or self._grammar_is_over():
+    def _boundary(self, token: int, may_be_over: bool) -> FinishReason | None:
+        is_over = token in self.end_tokens or (may_be_over and self._grammar_is_over())
+        if self._stop_string_found() or is_over:
             return FinishReason.STOP
         return FinishReason.LENGTH if self.length >= self.limit else None
 
@@ -256,28 +269,24 @@ class Batch:
         """Seconds spent so far on the text of the batch's sequences."""
         return sum(s.detokenize_seconds for s in self.sequences)
 
-    def commit(self, blocks: SequenceOf[list[int]], p: Tensor | None, logits: Tensor) -> list[int]:
-        """Extend every sequence by its block; how many tokens each took.
+    def commit(self, row: int, block: list[int], p: Tensor | None, logits: Tensor, walked: int = 0) -> int:
+        """Extend a sequence by its block; how many tokens it took.
 
         Args:
-            blocks: accepted tokens and the recovered or bonus token, per row.
+            row: of the sequence.
+            block: accepted tokens and the recovered or bonus token.
             p: ``[B, K+1, V]``, the law that each position was drawn from; None where the batch ``needs_laws`` not.
             logits: ``[B, K+1, V]``, the target's scores that it was made of.
+            walked: tokens of the block that the sequence's matcher has taken already.
         """
-        return [
-            _commit_row(s, block, None if p is None else p[b], logits[b])
-            for b, (s, block) in enumerate(zip(self.sequences, blocks, strict=True))
-        ]
-
-
-def _commit_row(sequence: Sequence, block: list[int], p: Tensor | None, logits: Tensor) -> int:
-    taken = sequence.extend(block)
-    if sequence.params.logprobs is not None:
-        laws = logits.float().softmax(-1) if sequence.params.raw_logprobs else p
-        assert laws is not None  # its batch needs them
-        sequence.logprobs += _logprobs(block[:taken], laws[:taken], sequence.params.logprobs)
-        del sequence.logprobs[sequence.length :]
-    return taken
+        sequence = self.sequences[row]
+        taken = sequence.extend(block, walked)
+        if sequence.params.logprobs is not None:
+            laws = logits[row].float().softmax(-1) if sequence.params.raw_logprobs else None if p is None else p[row]
+            assert laws is not None  # its batch needs them
+            sequence.logprobs += _logprobs(block[:taken], laws[:taken], sequence.params.logprobs)
+            del sequence.logprobs[sequence.length :]
+        return taken
 
 
 def _logprobs(tokens: list[int], laws: Tensor, alternatives: int) -> list[TokenLogprob]:

@@ -8,7 +8,7 @@ draft a row has q = 0, for which the bonus token *is* the token drawn from the r
 
 from __future__ import annotations
 
-from collections import Counter
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -24,9 +24,9 @@ from agentspec.drafters import Draft, Drafter, NoDrafter
 from agentspec.errors import InvalidRequestError
 from agentspec.models import CachingModel, LanguageModel
 from agentspec.models.cost import measured
-from agentspec.sampling import NO_TOKEN, best_tokens, warp
+from agentspec.sampling import NO_TOKEN, adjusted, best_legal, best_tokens, warp
 from agentspec.sequence import Batch
-from agentspec.stats import FORCED, Laps, RoundStats, RowStats
+from agentspec.stats import FORCED, Laps, RoundStats, RowStats, counted
 from agentspec.tokens import common_prefix
 
 
@@ -94,21 +94,41 @@ def verify_coupled(p: Tensor, draft: Draft, dice: Dice) -> Verdict:
     return Verdict(n, drawn[rows, n])
 
 
-def verify_greedy(best: Sequence[Sequence[int]], draft: Draft) -> list[list[int]]:
-    """What either rule comes to where every p is one-hot: drafted tokens stand while they are the best ones.
+def verify_greedy(scores: Tensor, draft: Draft, walk: Walk) -> list[list[int]]:
+    """What either rule comes to where every p is one-hot: drafted tokens stand while they are the best legal ones.
 
     Args:
-        best: ``[B, K+1]``, the token that has all the mass; ``NO_TOKEN`` where there is no law.
+        scores: ``[B, K+1, V]``, the target's ``adjusted`` scores.
         draft: the drafted tokens.
+        walk: along the draft; it goes back to what is accepted.
 
     Returns:
         What each row emits, as ``Verdict.blocks``. Raises likewise.
     """
     blocks = []
-    for span, tokens in zip(draft.spans, best, strict=True):
-        n = common_prefix(span, tokens)
-        blocks.append([*span[:n], _drawn(tokens[n])])
+    for row, (span, best) in enumerate(zip(draft.spans, best_tokens(scores), strict=True)):
+        legal, n = span[: walk.legal(row)], 0
+        while True:
+            n += common_prefix(legal[n:], best[n:])
+            token = _best_legal(scores[row, n], best[n], walk, row, legal[:n])
+            if token not in legal[n : n + 1]:
+                break
+            n += 1
+        blocks.append([*legal[:n], _drawn(token)])
     return blocks
+
+
+def _best_legal(scores: Tensor, best: int, walk: Walk, row: int, accepted: list[int]) -> int:
+    """The best of the tokens that are legal behind the accepted ones, by scores ``[V]``; ``best`` is the best of all.
+
+    A mask is made only where that one is not legal.
+    """
+    if (forced := walk.forced(row, behind=accepted)) is not None:
+        return forced if float(scores[forced]) > -math.inf else NO_TOKEN
+    walk.stand_behind(row, accepted)
+    if walk.take(row, best) or (mask := walk.mask(row)) is None:
+        return best
+    return best_legal(scores, mask)
 
 
 def _leading(accepted: Tensor) -> Tensor:
@@ -162,7 +182,7 @@ class SpeculativeDecoder:
     def round(self, batch: Batch) -> RoundStats:
         """One round: draft, one target pass, verdict, commit. Every row of the batch gains at least one token."""
         laps = Laps()
-        walk = Walk(batch, self.target.vocab_size)
+        walk = Walk(batch, self.target.vocab_size, keeps_masks=batch.needs_laws)
         try:
             gamma = self.draft_length(batch).of(self._name)
             offered = self.drafter.propose(batch, gamma, walk).named(self._name)  # x_1 .. x_gamma from q
@@ -173,24 +193,32 @@ class SpeculativeDecoder:
             with Stopwatch(self.device) as watch:
                 logits = self.target.next_logits(batch.contexts(draft.spans), [len(span) + 1 for span in draft.spans])
             laps.lap("verify_s")
-            masks, prefixes, p = walk.masks(draft.spans), batch.prefixes(draft.spans), None
-            mask = masks.tensor if batch.needs_laws else None
-            masked_at = laps.lap("mask_s")
-            if batch.needs_laws:
-                p = warp(logits, batch.params, mask, prefixes)
-                blocks = VERIFY[batch.acceptance](p, draft, batch.dice).blocks(draft, p)
-            else:
-                blocks = verify_greedy(best_tokens(logits, batch.params, masks, prefixes), draft)
+            walk.follow(draft.spans)
+            mask = walk.masks(draft.spans).tensor if batch.needs_laws else None
+            names = [_names(walk, row, sources) for row, sources in enumerate(draft.sources)]
+            masked_at, masking, detokenizing = laps.lap("mask_s"), walk.seconds, batch.detokenize_seconds
+            blocks, p = self._verified(batch, draft, walk, logits, mask)
+            rows = [_commit(batch, row, block, names[row], walk, p, logits) for row, block in enumerate(blocks)]
         finally:
             walk.settle()  # until the commit a round changes nothing, so that one that fails can be played again
-        before = batch.detokenize_seconds
-        width = 1 + max(map(len, draft.spans))
-        rows = _commit(batch, draft, blocks, walk, p, logits)
         laps.lap("sample_s")
+        width = 1 + max(map(len, draft.spans))
         laps.move(watch.runs_past(masked_at), "sample_s", to="verify_s")
         self.draft_length.learn(batch, offered, blocks, width, laps.total_s - drafting)
-        laps.move(batch.detokenize_seconds - before, "sample_s", to="detokenize_s")
-        return RoundStats(rows, laps.seconds, width)
+        laps.move(walk.seconds - masking, "sample_s", to="mask_s")
+        laps.move(batch.detokenize_seconds - detokenizing, "sample_s", to="detokenize_s")
+        return RoundStats(tuple(rows), laps.seconds, width)
+
+    @staticmethod
+    def _verified(
+        batch: Batch, draft: Draft, walk: Walk, logits: Tensor, mask: Tensor | None
+    ) -> tuple[list[list[int]], Tensor | None]:
+        """What each row emits, and the law p where one was needed."""
+        prefixes = batch.prefixes(draft.spans)
+        if not batch.needs_laws:
+            return verify_greedy(adjusted(logits, batch.params, prefixes), draft, walk), None
+        p = warp(logits, batch.params, mask, prefixes)
+        return VERIFY[batch.acceptance](p, draft, batch.dice).blocks(draft, p), p
 
     def prefill(self, contexts: list[list[int]]) -> dict[str, float]:
         """Let target and drafter compute what they will need of these contexts. Costs time, changes nothing.
@@ -209,18 +237,19 @@ class SpeculativeDecoder:
         return laps.seconds
 
 
+def _names(walk: Walk, row: int, sources: Sequence[str]) -> list[str]:
+    """Who drafted each token of a row; the grammar, where it left no choice."""
+    choices = walk.choices(row, len(sources))
+    return [source if choice else FORCED for source, choice in zip(sources, choices, strict=True)]
+
+
 def _commit(
-    batch: Batch, draft: Draft, blocks: list[list[int]], walk: Walk, p: Tensor | None, logits: Tensor
-) -> tuple[RowStats, ...]:
-    """Commit the block of every row; count what each drafter proposed and what was kept of it."""
-    committed = batch.commit(blocks, p, logits)
-    counts = []
-    for row, (sources, block, taken) in enumerate(zip(draft.sources, blocks, committed, strict=True)):
-        choices = walk.choices(row, len(sources))
-        names = [source if choice else FORCED for source, choice in zip(sources, choices, strict=True)]
-        constrained = walk.constrained(row, taken)
-        counts.append(RowStats(Counter(names), Counter(names[: min(len(block) - 1, taken)]), taken, constrained))
-    return tuple(counts)
+    batch: Batch, row: int, block: list[int], names: list[str], walk: Walk, p: Tensor | None, logits: Tensor
+) -> RowStats:
+    """Commit the block of a row; count what each drafter proposed and what was kept of it."""
+    taken = batch.commit(row, block, p, logits, walk.leave(row, block))
+    accepted = names[: min(len(block) - 1, taken)]
+    return RowStats(counted(names), counted(accepted), taken, walk.constrained(row, taken))
 
 
 def _draft_length(gamma: int | Literal["auto"] | DraftLength, target: LanguageModel, drafter: Drafter) -> DraftLength:

@@ -77,7 +77,7 @@ class TableModel:
         return [self.vocab_size] * (self._order - len(known)) + known
 
 
-class AutomatonMatcher:
+class AutomatonMatcher(Matcher):
     """A grammar by hand: ``edges[state][token] -> state``; ``final`` states are complete."""
 
     def __init__(self, edges: dict[int, dict[int, int]], final: set[int], vocab_size: int = 3) -> None:

@@ -17,7 +17,17 @@ def decoder(table: list[bytes]) -> Callable[[list[int]], str]:
 
 def pieces(detokenizer: Detokenizer, tokens: list[int]) -> list[str]:
     """The piece of each token, and of the flush."""
-    return [*map(detokenizer.push, tokens), detokenizer.flush()]
+    shown = [push(detokenizer, token) for token in tokens]
+    before = detokenizer.text
+    detokenizer.flush()
+    return [*shown, detokenizer.text.removeprefix(before)]
+
+
+def push(detokenizer: Detokenizer, token: int) -> str:
+    """The text that is complete with a token."""
+    before = detokenizer.text
+    detokenizer.push(token)
+    return detokenizer.text.removeprefix(before)
 
 
 # Whole letters; the bytes of é (2), € (3) and 😀 (4); tokens that end one character and begin the next.
@@ -67,23 +77,42 @@ def test_pieces_concatenate_for_any_bytes() -> None:
 
 def test_a_character_waits_for_its_last_byte() -> None:
     detokenizer = Detokenizer(decoder(TABLE))
-    waiting = []
-    shown = []
-    for token in splits("a😀b\n".encode())[0]:
-        shown.append(detokenizer.push(token))
-        waiting.append(detokenizer.is_pending)
+    shown = [push(detokenizer, token) for token in splits("a😀b\n".encode())[0]]
     assert shown == ["a", "", "", "", "😀", "b\n"]
-    assert waiting == [False, True, True, True, False, False]
+    assert detokenizer.ends == [1, None, None, None, 2, 4]
 
 
 def test_the_flush_shows_what_never_became_a_character() -> None:
     detokenizer = Detokenizer(decoder(TABLE))
-    assert [detokenizer.push(token) for token in (0, 2)] == ["a", ""]
-    assert detokenizer.text == "a"
-    assert detokenizer.flush() == REPLACEMENT
-    assert detokenizer.flush() == ""
-    assert detokenizer.text == f"a{REPLACEMENT}"
-    assert not detokenizer.is_pending
+    assert [push(detokenizer, token) for token in (0, 2)] == ["a", ""]
+    assert (detokenizer.text, detokenizer.ends) == ("a", [1, None])
+    for _ in range(2):
+        detokenizer.flush()
+        assert detokenizer.text == f"a{REPLACEMENT}"
+    assert detokenizer.ends == [1, None]
+
+
+def test_text_is_the_same_whenever_it_is_asked_for() -> None:
+    tokens = [i % len(TABLE) for i in range(40)]
+    for every in (1, 2, 7, 40):
+        detokenizer = Detokenizer(decoder(TABLE), skip={1})
+        for count, token in enumerate(tokens, 1):
+            detokenizer.push(token)
+            if count % every == 0:
+                assert len(detokenizer.ends) == count
+        asked = Detokenizer(decoder(TABLE), skip={1})
+        pieces(asked, tokens)
+        detokenizer.flush()
+        assert (detokenizer.text, detokenizer.ends) == (asked.text, asked.ends)
+
+
+def test_nothing_is_decoded_before_somebody_asks() -> None:
+    calls: list[list[int]] = []
+    detokenizer = Detokenizer(lambda ids: calls.append(ids) or "".join("ab"[i] for i in ids))  # type: ignore[func-returns-value]
+    detokenizer.push(0)
+    detokenizer.push(1)
+    assert not calls
+    assert detokenizer.text == "ab"
 
 
 def test_skipped_tokens_have_no_text() -> None:

@@ -40,11 +40,11 @@ from agentspec import (
     SpeculativeDecoder,
     SuffixDrafter,
 )
-from agentspec.constraints import Walk
+from agentspec.constraints import Matcher, Walk
 from agentspec.dice import Acceptance, CoupledDice, Dice, Role
 from agentspec.errors import InvalidRequestError
 from agentspec.masks import Masks, TokenMask
-from agentspec.sampling import best_tokens, warp
+from agentspec.sampling import warp
 from agentspec.speculative import verify, verify_coupled, verify_greedy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -164,6 +164,28 @@ def test_an_empty_residual_falls_back_to_p() -> None:
     assert (verdict.accepted.item(), verdict.token.item()) == (0, 1)
 
 
+class Positions(Matcher):
+    """A grammar that tells by the position alone what is legal."""
+
+    def __init__(self, masks: SequenceOf[TokenMask]) -> None:
+        self.masks = masks
+        self.at = 0
+
+    def allowed(self) -> TokenMask:
+        return self.masks[self.at]
+
+    def advance(self, token: int) -> bool:
+        is_legal = token in self.masks[self.at]
+        self.at += is_legal
+        return is_legal
+
+    def rewind(self, count: int) -> None:
+        self.at -= count
+
+    def is_complete(self) -> bool:
+        return False
+
+
 @pytest.mark.parametrize("is_dense", [False, True], ids=["tokens alone", "with q"])
 def test_the_greedy_verdict_is_what_both_rules_come_to(is_dense: bool) -> None:
     generator = torch.Generator().manual_seed(3)
@@ -171,9 +193,9 @@ def test_the_greedy_verdict_is_what_both_rules_come_to(is_dense: bool) -> None:
     scores = torch.randn(rows, gamma + 1, vocabulary, generator=generator)
     nowhere = torch.rand(rows, gamma + 1, generator=generator) < 0.1  # no token is legal there
     legal = (torch.rand(scores.shape, generator=generator) < 0.7) & ~nowhere[..., None]
-    masks = Masks([[TokenMask.of(mask) for mask in row] for row in legal])
-    params = [SamplingParams(temperature=0)] * rows
-    p, found = warp(scores, params, masks.tensor), best_tokens(scores, params, masks)
+    masks = [[TokenMask.of(mask) for mask in row] for row in legal]
+    params = SamplingParams(temperature=0)
+    p = warp(scores, [params] * rows, Masks(masks).tensor)
     best = p.nan_to_num().argmax(-1)[:, :-1]
     strays = torch.randint(vocabulary, best.shape, generator=generator)
     tokens = torch.where(torch.rand(best.shape, generator=generator) < 0.7, best, strays)
@@ -185,14 +207,22 @@ def test_the_greedy_verdict_is_what_both_rules_come_to(is_dense: bool) -> None:
         verdict = rule(p, draft, dice)
         for b, (n, token) in enumerate(zip(verdict.accepted.tolist(), verdict.token.tolist(), strict=True)):
             row, span = Draft.of_spans([draft.spans[b]], "cpu"), draft.spans[b]
-            if p[b, n, 0].isnan():
-                with pytest.raises(InvalidRequestError, match="No token may come next"):
-                    verify_greedy([found[b]], row)
-                lawless += 1
-            else:
-                assert verify_greedy([found[b]], row) == [[*span[:n], token]]
-                accepted.add(n)
-    assert 0 < lawless < rows
+            for keeps_masks in (False, True):
+                matcher = Positions(masks[b])
+                walk = Walk(Batch([Sequence([0], params, matcher=matcher)]), vocabulary, keeps_masks=keeps_masks)
+                walk.follow(row.spans)
+                if p[b, n, 0].isnan():
+                    with pytest.raises(InvalidRequestError, match="No token may come next"):
+                        verify_greedy(scores[b : b + 1], row, walk)
+                    lawless += 1
+                else:
+                    block = [*span[:n], token]
+                    assert verify_greedy(scores[b : b + 1], row, walk) == [block]
+                    assert walk.leave(0, block) in (n, n + 1)  # the last token may have been found by its mask
+                    accepted.add(n)
+                walk.settle()
+                assert matcher.at in (0, n, n + 1)
+    assert 0 < lawless < 4 * rows
     assert accepted == set(range(gamma + 1))
 
 

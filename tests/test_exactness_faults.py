@@ -266,7 +266,7 @@ WRONG_WALKS = {
     "p without its mask at the bonus": ("masks", edited(unmask_bonus)),
     "p masked at the bonus alone": ("masks", edited(unmask_draft)),
     "p with the mask of the position before": ("masks", edited(shift)),
-    "the matcher is left where the draft ended": ("settle", lambda walk: None),
+    "the matcher is left where the draft ended": ("leave", lambda walk, row, block: 0),
 }
 
 

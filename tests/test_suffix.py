@@ -409,7 +409,7 @@ def test_what_siblings_said_is_drafted_and_changes_no_coupled_text() -> None:
             for sample in samples:
                 sample.siblings = samples
             while live := [sample for sample in samples if sample.finish_reason is None]:
-                accepted += sum(row.accepted.total() for row in drafter.round(Batch(live)).rows)
+                accepted += sum(sum(row.accepted.values()) for row in drafter.round(Batch(live)).rows)
             every += [sample.tokens for sample in samples]
         return every, accepted
 

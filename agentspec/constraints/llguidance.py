@@ -16,6 +16,7 @@ from agentspec.calls import JSON_FORM, to_json, without_unknown_formats
 from agentspec.errors import GrammarError
 from agentspec.grammar import Grammar, Kind
 from agentspec.masks import TokenMask
+from agentspec.sequence import Matcher
 
 _TEXTS = 4096  # of those that a grammar forces; how they are cut is kept
 
@@ -115,22 +116,43 @@ class _Vocabulary:
         return ids
 
 
-class LLGuidanceMatcher:
-    """A matcher over an ``LLMatcher``, whose errors are sticky states and not exceptions: here they are raised."""
+class LLGuidanceMatcher(Matcher):
+    """A matcher over an ``LLMatcher``, whose errors are sticky states and not exceptions: here they are raised.
+
+    Where the grammar leaves one text to go on with, the tokens of that text are the only legal ones, as the tokenizer
+    cuts it where it begins; other tokens that begin it are not.
+    """
 
     def __init__(self, matcher: llguidance.LLMatcher, tokenizer: llguidance.LLTokenizer) -> None:
         self._matcher = matcher
         self._vocab_size: int = tokenizer.vocab_size
         self._ends: list[int] = tokenizer.eos_tokens
+        self._length = 0  # tokens taken
+        self._runs: list[tuple[int, list[int]]] = []  # where such texts were found to begin, and their tokens
 
     def allowed(self) -> TokenMask:
         """The tokens that may come next; none once the grammar has ended."""
         if self._matcher.is_stopped():
             self._check()
             return TokenMask.none(self._vocab_size)
+        token = self.forced()
+        if token is not None:
+            return TokenMask.none(self._vocab_size).but([token], legal=True)
         bits = self._matcher.compute_bitmask()
         self._check()
         return TokenMask(bits, self._vocab_size).but(self._ends, legal=False)
+
+    def forced(self) -> int | None:
+        """The token that has to come next; None where there is a choice, or nothing to come."""
+        begin, run = self._runs[-1] if self._runs else (0, [])
+        if not begin <= self._length < begin + len(run):
+            begin, run = self._length, [] if self._matcher.is_stopped() else self._matcher.compute_ff_tokens()
+            self._check()
+            if not run:
+                return None
+            self._runs.append((begin, run))
+        token = run[self._length - begin]
+        return token if token not in self._ends else None
 
     def advance(self, token: int) -> bool:
         """Take one token; False, and no change, where it is not allowed."""
@@ -138,12 +160,16 @@ class LLGuidanceMatcher:
             return False  # llguidance takes it at the end, and does not count it when it rewinds
         taken = self._matcher.try_consume_tokens([token]) == 1
         self._check()
+        self._length += taken
         return taken
 
     def rewind(self, count: int) -> None:
         """Undo the last ``count`` advances."""
         self._matcher.rollback(count)
         self._check()
+        self._length -= count
+        while self._runs and self._runs[-1][0] > self._length:
+            self._runs.pop()
 
     def is_complete(self) -> bool:
         """Whether the text so far is a whole sentence of the grammar."""

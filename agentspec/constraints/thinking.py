@@ -21,7 +21,7 @@ class _State:
     closed: int = 0
 
 
-class BudgetedMatcher:
+class BudgetedMatcher(Matcher):
     """Counts the tokens of the thought; once they are used up, the closing tokens are the only legal ones.
 
     Args:

@@ -73,11 +73,9 @@ class PromptLookupDrafter(Drafter):
             if at >= len(source):
                 break
             token = source[at]
-            mask = walk.mask(row)
-            if mask is not None and token not in mask:
+            if not walk.take(row, token):
                 break
             context.append(token)
-            walk.advance(row, token)
         return context[before:], match
 
     def _longest(self, context: list[int], others: list[list[int]]) -> tuple[list[int], int | None, int]:

@@ -26,6 +26,7 @@ from agentspec.constraints.outlines.vocabulary import TokenTrie
 from agentspec.errors import CacheError, GrammarError, TokenizerError
 from agentspec.grammar import Grammar
 from agentspec.masks import TokenMask
+from agentspec.sequence import Matcher
 from agentspec.tokens import token_bytes
 
 COMPILED = 64  # grammars kept in memory; 10 KB to 20 MB each
@@ -157,7 +158,7 @@ class Compiled:
         return TokenMask.of(torch.from_numpy(self._trie.legal(self.automaton, state)))
 
 
-class OutlinesMatcher:
+class OutlinesMatcher(Matcher):
     """A matcher that is a stack of states: one for the beginning, and one behind each token."""
 
     def __init__(self, compiled: Compiled) -> None:

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import weakref
 from array import array
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
 from agentspec.constraints import Walk
 from agentspec.drafters import Draft, Drafter
 from agentspec.drafters.suffix.endings import SEPARATOR, Memory, Prompts, Text
-from agentspec.masks import TokenMask
 from agentspec.sequence import Batch
 from agentspec.sequence import Sequence as TokenSequence
+from agentspec.stats import counted
 
 Place: TypeAlias = "tuple[array[int], int]"
 """A text, and where in it the continuation of an occurrence begins."""
@@ -93,6 +92,11 @@ class SuffixDrafter(Drafter):
             [tokens for tokens, _ in spans], batch.device, evidence=[evidence for _, evidence in spans]
         )
 
+    def prefill(self, contexts: Sequence[list[int]]) -> None:
+        """Index the contexts, so that the first proposal need not."""
+        for context in contexts:
+            self._prompts.known(array("i", context))
+
     def _remember(self) -> None:
         """Keep the outputs of the last round's sequences that are over."""
         for text in self._latest:
@@ -125,20 +129,19 @@ class SuffixDrafter(Drafter):
         probability = text.probability_behind(drafted)
         try:
             if drafted:
-                text.extend(walk.context(row)[start:])
+                text.ids.extend(walk.tokens(row))
             places, match = self._longest(text, others)
             span: list[int] = []
             evidence: list[int] = []
             while places and len(span) < gamma and walk.is_open(row):
                 following = [ids[at] for ids, at in places if at < len(ids) and ids[at] != SEPARATOR]
-                token, share, count = _likeliest(following, walk.mask(row))
-                if token is None or probability * share < self.min_probability:
+                token, share, count = _likeliest(following, lambda token: walk.allows(row, token))
+                if token is None or probability * share < self.min_probability or not walk.take(row, token):
                     break
                 probability *= share
                 evidence.append(_evidence(match + len(span), share, count))
                 span.append(token)
                 text.ids.append(token)  # an occurrence in the own context may go on into it: a loop is continued
-                walk.advance(row, token)
                 places = [(ids, at + 1) for ids, at in places if at < len(ids) and ids[at] == token]
         finally:
             text.cut(start)
@@ -170,16 +173,18 @@ def _match(ids: array[int], at: int, ending: array[int], known: int) -> int:
     return known
 
 
-def _likeliest(following: Sequence[int], mask: TokenMask | None) -> tuple[int | None, float, int]:
-    """The most frequent legal token, the first of equals, its share of the legal ones, and how often it occurs; None
-    where none is legal."""
-    legal = following if mask is None else [token for token in following if token in mask]
-    if not legal:
+def _likeliest(following: Sequence[int], is_legal: Callable[[int], bool]) -> tuple[int | None, float, int]:
+    """The most frequent legal token, the first of equals, its share of the legal ones, and how often it occurs.
+
+    None where none is legal. Of a token without rivals that is not asked.
+    """
+    counts = counted(following)
+    if len(counts) > 1:
+        counts = {token: count for token, count in counts.items() if is_legal(token)}
+    if not counts:
         return None, 0.0, 0
-    if len(legal) == 1:
-        return legal[0], 1.0, 1
-    [(token, count)] = Counter(legal).most_common(1)
-    return token, count / len(legal), count
+    token = max(counts, key=counts.__getitem__)
+    return token, counts[token] / sum(counts.values()), counts[token]
 
 
 def _evidence(match: int, share: float, count: int) -> int:

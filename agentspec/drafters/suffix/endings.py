@@ -123,20 +123,24 @@ class Prompts:
     def __init__(self, lengths: list[int], limit: int) -> None:
         self._lengths = lengths
         self._limit = limit
-        self._known: list[_Prompt] = []  # oldest first
+        self._known: list[Prompt] = []  # oldest first
 
     def endings(self, sequence: TokenSequence) -> Endings:
         """Those of a sequence's prompt."""
-        ids = array("i", sequence.context[: sequence.prompt_length])
-        prompt = self._nearest(ids) or _Prompt(Endings(self._lengths))
-        self._known = [*(other for other in self._known if other is not prompt), prompt]
-        prompt.become(ids)
+        prompt = self.known(array("i", sequence.context[: sequence.prompt_length]))
         prompt.users.add(sequence)
-        while len(self._known) > 1 and sum(len(known.ids) for known in self._known) > self._limit:
-            del self._known[0]
         return prompt.endings
 
-    def _nearest(self, ids: array[int]) -> _Prompt | None:
+    def known(self, ids: array[int]) -> Prompt:
+        """A prompt of these tokens; nobody reads it yet, and another may take its place."""
+        prompt = self._nearest(ids) or Prompt(Endings(self._lengths))
+        self._known = [*(other for other in self._known if other is not prompt), prompt]
+        prompt.become(ids)
+        while len(self._known) > 1 and sum(len(known.ids) for known in self._known) > self._limit:
+            del self._known[0]
+        return prompt
+
+    def _nearest(self, ids: array[int]) -> Prompt | None:
         """The prompt that is this one, or that is mostly its beginning and in nobody's use."""
         shared = [(_common(known.ids, ids), known) for known in self._known]
         same = [known for n, known in shared if n == len(ids) == len(known.ids)]
@@ -144,7 +148,7 @@ class Prompts:
         return same[0] if same else max(begun, key=lambda item: item[0], default=(0, None))[1]
 
 
-class _Prompt:
+class Prompt:
     """A prompt, its endings, and the sequences that read them."""
 
     def __init__(self, endings: Endings) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -78,6 +79,7 @@ def play(workload: Workload, systems: Mapping[str, System], repeats: int) -> dic
 def _turn(system: System, row: Row, played: Played, index: int, seed: int) -> None:
     try:
         system.begin()
+        gc.collect()  # what was left by others, and by loading: it shall not be collected in a system's time
         try:
             played.answers[index].append([system.answer(item, seed) for item in row.items])
         finally:

@@ -211,7 +211,7 @@ def best_tokens(scores: Tensor) -> list[list[int]]:
 
     Of ``adjusted`` scores it is what ``warp`` comes to at temperature 0, without the V numbers of a law.
     """
-    if scores.is_cpu:
+    if _is_on_host(scores):
         numbers = scores.numpy(force=True)
         best = numbers.argmax(-1)  # many times as fast as torch's
         return [
@@ -221,6 +221,10 @@ def best_tokens(scores: Tensor) -> list[list[int]]:
     values, tokens = scores.max(-1)
     told: list[list[int]] = tokens.masked_fill(~(values > -math.inf), NO_TOKEN).tolist()
     return told
+
+
+def _is_on_host(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu"
 
 
 def best_legal(scores: Tensor, mask: TokenMask) -> int:

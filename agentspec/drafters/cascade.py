@@ -34,7 +34,7 @@ class Cascade(Drafter):
     def propose(self, batch: Batch, gamma: Sequence[int], walk: Walk) -> Draft:
         """Mixed blocks: forced tokens, a look-up span, model tokens, forced ones again."""
         walk.reserve_forced()
-        rows = [_Row(batch.sequences[b].remaining - 1 if gamma[b] else 0, gamma[b]) for b in range(len(batch))]
+        rows = [_Row(s.remaining - 1 if most else 0, most) for s, most in zip(batch.sequences, gamma, strict=True)]
         while True:
             for b, row in enumerate(rows):
                 self._force(b, row, walk)
@@ -60,8 +60,9 @@ class Cascade(Drafter):
         """Let a drafter propose where a choice is left; whether it said anything."""
         if isinstance(most, Gamma):
             most = most.of(drafter.name)
-        left = [n - row.sources.count(drafter.name) for n, row in zip(most, rows, strict=True)]
-        gamma = [min(row.gamma, row.room, left[b]) if walk.is_open(b) else 0 for b, row in enumerate(rows)]
+        gamma = [
+            row.left(drafter, n) if walk.is_open(b) else 0 for b, (row, n) in enumerate(zip(rows, most, strict=True))
+        ]
         if not any(n > 0 for n in gamma):
             return False
         draft = drafter.propose(batch, gamma, walk)
@@ -70,6 +71,7 @@ class Cascade(Drafter):
             for k, token in enumerate(span):
                 rows[b].add(token, names[b][k], evidence[b][k], None if draft.q is None else draft.q[b, k])
                 rows[b].gamma -= 1
+            rows[b].heard[drafter] = len(rows[b].tokens)
         return any(draft.spans)
 
 
@@ -84,6 +86,13 @@ class _Row:
         self.sources: list[str] = []
         self.evidence: list[int] = []
         self.laws: list[Tensor | None] = []
+        self.heard: dict[Drafter, int] = {}  # the length of the draft behind what a drafter said last
+
+    def left(self, drafter: Drafter, most: int) -> int:
+        """How many tokens a drafter may add; none where nothing was said since it said all it had to say."""
+        if self.heard.get(drafter) == len(self.tokens):
+            return 0
+        return min(self.gamma, self.room, most - self.sources.count(drafter.name))
 
     def add(self, token: int, source: str, evidence: int, law: Tensor | None) -> None:
         self.tokens.append(token)

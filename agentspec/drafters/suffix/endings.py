@@ -32,16 +32,23 @@ class Endings:
     def __init__(self, lengths: list[int], start: int = 0) -> None:
         self._start = start
         self.end = start  # positions before it are known
+        self._longest = max(lengths)
         self._tables: list[tuple[int, dict[bytes, int], array[int]]] = [(n, {}, array("i")) for n in lengths]
 
     def extend(self, ids: array[int], end: int, first: int = 0) -> None:
         """Take in the positions up to ``end``; those before ``first`` are not to be found."""
-        for length, latest, earlier in self._tables:
-            begin = min(max(self.end, length, first), end)
-            earlier.extend([-1] * (begin - self.end))
-            for at, key in _keys(ids, length, begin, end):
-                earlier.append(latest.get(key, -1))
-                latest[key] = at
+        base, size = max(0, self.end - self._longest), ids.itemsize
+        data = ids[base:end].tobytes()
+        tables = [(max(length, first), length * size, latest, earlier) for length, latest, earlier in self._tables]
+        for at in range(self.end, end):
+            stop = (at - base) * size
+            for begin, width, latest, earlier in tables:
+                if at >= begin:
+                    key = data[stop - width : stop]
+                    earlier.append(latest.get(key, -1))
+                    latest[key] = at
+                else:
+                    earlier.append(-1)
         self.end = max(self.end, end)
 
     def cut(self, ids: array[int], end: int) -> None:

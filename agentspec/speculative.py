@@ -9,6 +9,7 @@ draft a row has q = 0, for which the bonus token *is* the token drawn from the r
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -26,7 +27,7 @@ from agentspec.models import CachingModel, LanguageModel
 from agentspec.models.cost import measured
 from agentspec.sampling import NO_TOKEN, adjusted, best_legal, best_tokens, warp
 from agentspec.sequence import Batch
-from agentspec.stats import FORCED, Laps, RoundStats, RowStats, counted
+from agentspec.stats import FORCED, Laps, RoundStats, RowStats
 from agentspec.tokens import common_prefix
 
 
@@ -249,7 +250,7 @@ def _commit(
     """Commit the block of a row; count what each drafter proposed and what was kept of it."""
     taken = batch.commit(row, block, p, logits, walk.leave(row, block))
     accepted = names[: min(len(block) - 1, taken)]
-    return RowStats(counted(names), counted(accepted), taken, walk.constrained(row, taken))
+    return RowStats(Counter(names), Counter(accepted), taken, walk.constrained(row, taken))
 
 
 def _draft_length(gamma: int | Literal["auto"] | DraftLength, target: LanguageModel, drafter: Drafter) -> DraftLength:

@@ -9,11 +9,9 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, TypeVar
-
-T = TypeVar("T", bound=Hashable)
+from typing import Any
 
 FORCED = "forced"
 """Name under which tokens that a grammar left no choice about are counted; they say nothing about acceptance."""
@@ -84,16 +82,8 @@ PHASES = (
 )
 
 
-def counted(things: Iterable[T]) -> dict[T, int]:
-    """``Counter(things)``, which takes many times as long for a few."""
-    counts: dict[T, int] = {}
-    for thing in things:
-        counts[thing] = counts.get(thing, 0) + 1
-    return counts
-
-
 def add_counts(counts: Counter[str], more: Mapping[str, int]) -> None:
-    """``counts.update(more)``, likewise."""
+    """``counts.update(more)``, which takes many times as long for a few."""
     for name, count in more.items():
         counts[name] += count
 

@@ -325,6 +325,30 @@ def engine(embedded_model: tuple[CausalLM, Any]) -> Iterator[LocalEngine]:
 
 @pytest.mark.embedded
 @pytest.mark.parametrize("name", ENGINES)
+def test_best_tokens_without_masks_are_those_of_masked_laws(engine: LocalEngine, name: Any) -> None:
+    """Greedy rounds make no masks, unless log-probabilities are asked for; then whole laws are made."""
+    prompts = [
+        "A shop order in JSON:\n",
+        'Like {"item": "sofa", "count": 3}:\n',
+        "Once upon a time",
+        "count: 12, item:",
+    ]
+    told = {}
+    for logprobs in (None, 0):
+        settings = SamplingParams(temperature=0, max_tokens=40, logprobs=logprobs)
+        requests = [
+            Request(engine.tokenizer.encode(prompt), settings, grammar, grammar_engine=name, gamma=gamma)
+            for prompt in prompts
+            for grammar in (Grammar.json_schema(SHOP), GRAMMARS["choice"])
+            for gamma in (0, 5)
+        ]
+        told[logprobs] = [sample.tokens for [sample] in engine.generate(requests)]
+    assert told[None] == told[0]
+    assert told[None][::2] == told[None][1::2]  # with speculation and without
+
+
+@pytest.mark.embedded
+@pytest.mark.parametrize("name", ENGINES)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_speculation_changes_no_id(engine: LocalEngine, name: Any, temperature: float) -> None:
     prompt = engine.tokenizer.encode('A shop order in JSON, like {"item": "sofa", "count": 3}:\n')

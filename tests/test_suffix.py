@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from agentspec import Batch, Cascade, Drafter, FinishReason, SamplingParams, Sequence, SpeculativeDecoder, SuffixDrafter
 from agentspec.constraints import Walk
-from agentspec.drafters.suffix import endings
+from agentspec.drafters import Draft
+from agentspec.drafters.suffix.endings import Endings
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -214,13 +215,13 @@ def test_the_next_turn_goes_on_from_the_last_and_proposes_what_a_new_drafter_doe
 def indexed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     """How many positions were taken in."""
     count: Counter[str] = Counter()
-    keys = endings._keys
+    extend = Endings.extend
 
-    def counted(ids: array[int], length: int, begin: int, end: int) -> Any:
-        count["positions"] += (length == 1) * max(0, end - begin)
-        return keys(ids, length, begin, end)
+    def counted(self: Endings, ids: array[int], end: int, first: int = 0) -> None:
+        count["positions"] += max(0, end - self.end)
+        extend(self, ids, end, first)
 
-    monkeypatch.setattr(endings, "_keys", counted)
+    monkeypatch.setattr(Endings, "extend", counted)
     return count
 
 
@@ -229,7 +230,7 @@ def test_only_what_is_new_is_taken_in(indexed: Counter[str]) -> None:
     prompt = [i * i % 97 for i in range(1000)]
     sequence = sequence_of(prompt)
     proposals(drafter, [sequence])
-    assert 999 <= indexed.pop("positions") <= 1000
+    assert indexed.pop("positions") == 1000
     for block in ([5], [6, 7, 8]):
         sequence.extend(block)
         proposals(drafter, [sequence])
@@ -242,6 +243,27 @@ def test_only_what_is_new_is_taken_in(indexed: Counter[str]) -> None:
     result = [1, 2, 3]
     proposals(drafter, [sequence_of([*sequence.context, *result])])
     assert indexed.pop("positions") == sequence.length + len(result)
+
+
+def test_a_prompt_is_indexed_while_it_is_read(indexed: Counter[str]) -> None:
+    prompt, drafter = words("abcabd") * 40, SuffixDrafter()
+    for count in (100, 200, len(prompt) - 1):  # as the scheduler has it read, but for the last token
+        drafter.prefill([prompt[:count]])
+    assert indexed.pop("positions") == len(prompt) - 1
+    assert proposals(drafter, [sequence_of(prompt)]) == proposals(SuffixDrafter(), [sequence_of(prompt)])
+
+
+def test_prompts_that_are_read_side_by_side_change_no_proposal() -> None:
+    same = words("abcabdabcabe") * 5
+    prompts = [[*same, *words("xyzxy")], [*same, *words("uvwuv")], words("klmkl")]
+    drafter, running = SuffixDrafter(scope="request"), []
+    for count in (30, 50, 60, 64):
+        drafter.prefill([prompt[:count] for prompt in prompts])
+    for prompt in prompts:
+        running.append(sequence_of(prompt))
+        drafter.prefill([prompts[0]])  # again, by a request that comes later
+        for each in running:
+            assert proposals(drafter, [each]) == proposals(SuffixDrafter(), [each])
 
 
 # Who sees what
@@ -419,3 +441,26 @@ def test_what_siblings_said_is_drafted_and_changes_no_coupled_text() -> None:
     remembered, with_memory = texts_of("engine", 4)
     assert plain == alone == shared == remembered
     assert by_itself < with_siblings < with_memory
+
+
+class Saying(Drafter):
+    """Says a span in every round, at the first place where it is asked."""
+
+    def __init__(self, name: str, span: SequenceOf[int]) -> None:
+        self.name, self._span, self.asked_at = name, list(span), list[int]()
+
+    def propose(self, batch: Batch, gamma: SequenceOf[int], walk: Walk) -> Draft:
+        said = [] if self.asked_at else self._span
+        self.asked_at.append(walk.drafted(0))
+        for token in said:
+            walk.advance(0, token)
+        return Draft.of_spans([said], batch.device)
+
+
+def test_a_drafter_is_asked_again_only_where_others_went_on() -> None:
+    grammar = AutomatonMatcher({0: {0: 1, 1: 1}, 1: {0: 2}, 2: {0: 2, 1: 2}}, set())  # the second token is forced
+    first, second, third = Saying("one", [1]), Saying("two", []), Saying("two", [1, 1])
+    batch = Batch([Sequence([0], UNBOUNDED, matcher=grammar)])
+    draft = Cascade([first, second, third]).propose(batch, [9], Walk(batch, 3))
+    assert (draft.spans, draft.sources) == ([[1, 0, 1, 1]], [["one", "forced", "two", "two"]])
+    assert (first.asked_at, second.asked_at, third.asked_at) == ([0, 2, 4], [2, 4], [2])

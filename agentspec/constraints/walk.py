@@ -231,14 +231,13 @@ class _RowWalk:
     def take(self, token: int) -> bool:
         is_legal = self._takes(token)
         if is_legal:
-            self._append(token)
+            self._append(token, ends=token in self.sequence.end_tokens)
         return is_legal
 
     def advance(self, token: int) -> None:
         if not self.take(token):
             self._illegal_at = len(self.tokens)
-            self._append(token)
-            self._closed_at = len(self.tokens)
+            self._append(token, ends=True)
 
     def go_back(self, count: int) -> None:
         """To behind so many of the tokens, as far as they are legal: what is behind these is of no use."""
@@ -298,7 +297,7 @@ class _RowWalk:
         self._taken += taken
         return taken
 
-    def _append(self, token: int) -> None:
+    def _append(self, token: int, *, ends: bool) -> None:
         self.tokens.append(token)
-        if token in self.sequence.end_tokens:
+        if ends and self.is_open:
             self._closed_at = len(self.tokens)

@@ -18,7 +18,8 @@ class Cascade(Drafter):
     """Chooses the drafter of every position from the context, drafted prefix included.
 
     Where a grammar leaves one legal token, it is drafted without asking anyone and does not count against gamma: the
-    target must accept it. Elsewhere the drafters are asked in order, cheapest first.
+    target must accept it. Elsewhere the drafters are asked in order, cheapest first. Each says all it has to say; it is
+    asked again where others went on.
 
     Args:
         drafters: in the order they are asked; may be empty.

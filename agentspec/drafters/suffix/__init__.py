@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from array import array
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
@@ -16,7 +17,6 @@ from agentspec.drafters import Draft, Drafter
 from agentspec.drafters.suffix.endings import SEPARATOR, Memory, Prompts, Text
 from agentspec.sequence import Batch
 from agentspec.sequence import Sequence as TokenSequence
-from agentspec.stats import counted
 
 Place: TypeAlias = "tuple[array[int], int]"
 """A text, and where in it the continuation of an occurrence begins."""
@@ -178,13 +178,13 @@ def _likeliest(following: Sequence[int], is_legal: Callable[[int], bool]) -> tup
 
     None where none is legal. Of a token without rivals that is not asked.
     """
-    counts = counted(following)
-    if len(counts) > 1:
-        counts = {token: count for token, count in counts.items() if is_legal(token)}
+    counts = Counter(following)
+    for token in [token for token in counts if len(counts) > 1 and not is_legal(token)]:
+        del counts[token]
     if not counts:
         return None, 0.0, 0
-    token = max(counts, key=counts.__getitem__)
-    return token, counts[token] / sum(counts.values()), counts[token]
+    [(token, count)] = counts.most_common(1)
+    return token, count / counts.total(), count
 
 
 def _evidence(match: int, share: float, count: int) -> int:

@@ -1,0 +1,229 @@
+"""A walk tells the same of every position, with masks and without; it leaves matchers where it says."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence as SequenceOf
+from pathlib import Path
+from typing import Any
+
+import pytest
+from enumeration import AutomatonMatcher
+
+from agentspec import CausalLM, Grammar, GrammarError, SamplingParams, Sequence
+from agentspec.constraints import GrammarCompiler, Matcher, Walk, compiler
+from agentspec.constraints.llguidance import LLGuidanceMatcher
+from agentspec.sequence import Batch
+
+DATA = Path(__file__).parents[2] / "shared" / "data"
+END = 2
+SHOP = Grammar.json_schema(
+    {
+        "type": "object",
+        "properties": {"item": {"enum": ["lamp", "sofa", "Öllampe 💡"]}, "count": {"type": "integer", "maximum": 12}},
+        "required": ["item", "count"],
+        "additionalProperties": False,
+    }
+)
+GRAMMARS = {
+    "schema": SHOP,
+    "choice": Grammar.choice(["yes", "yes, of course"]),
+    "regex": Grammar.regex("(ab|a)*c{2,3}"),
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(embedded_model: tuple[CausalLM, Any]) -> Any:
+    return embedded_model[1]
+
+
+@pytest.fixture(scope="module", params=["llguidance", "outlines"])
+def grammars(request: pytest.FixtureRequest, tokenizer: Any) -> GrammarCompiler:
+    return compiler(tokenizer, len(tokenizer), request.param)
+
+
+def legal(matcher: Matcher) -> list[int]:
+    return matcher.allowed().tensor().nonzero()[:, 0].tolist()
+
+
+def drafts(matcher: Matcher, seed: int) -> list[int]:
+    """Legal tokens, now and then the end token or one that is not legal, and what comes behind it."""
+    choose, tokens = random.Random(seed), list[int]()
+    while len(tokens) < 12:
+        options = [*legal(matcher), *[END] * matcher.is_complete()]
+        token = choose.choice(options) if options and choose.random() < 0.93 else choose.randrange(49_000)
+        tokens.append(token)
+        if not matcher.advance(token):
+            tokens += [choose.randrange(49_000), END]
+            break
+    return tokens
+
+
+def walk_of(matcher: Matcher, *, keeps_masks: bool) -> Walk:
+    return Walk(Batch([Sequence([0], matcher=matcher, end_tokens=[END])]), 49_152, keeps_masks=keeps_masks)
+
+
+@pytest.mark.parametrize("grammar", GRAMMARS.values(), ids=GRAMMARS)
+def test_with_and_without_masks_a_walk_tells_the_same(grammars: GrammarCompiler, grammar: Grammar) -> None:
+    closed, forced = 0, 0
+    for seed in range(12):
+        tokens = drafts(grammars.matcher(grammar), seed)
+        one, other = (walk_of(grammars.matcher(grammar), keeps_masks=keeps) for keeps in (True, False))
+        for token in tokens:
+            mask, strays = one.mask(0), random.Random(seed).sample(range(49_152), 20)
+            assert one.forced(0) == other.forced(0)
+            assert one.is_open(0) == other.is_open(0)
+            for each in (token, *strays, END):
+                assert one.allows(0, each) == other.allows(0, each) == (mask is None or each in mask)
+            forced += one.forced(0) is not None
+            one.advance(0, token)
+            other.advance(0, token)
+        assert one.legal(0) == other.legal(0)
+        closed += one.legal(0) < len(tokens)
+        assert one.choices(0, len(tokens)) == other.choices(0, len(tokens))
+        assert one.constrained(0, len(tokens)) == other.constrained(0, len(tokens))
+        assert other.mask(0) == one.mask(0)  # made where it is asked for
+    assert closed
+    assert forced or grammar is GRAMMARS["regex"]
+
+
+@pytest.mark.parametrize("keeps_masks", [False, True])
+@pytest.mark.parametrize("grammar", GRAMMARS.values(), ids=GRAMMARS)
+def test_a_walk_stands_where_it_is_sent(grammars: GrammarCompiler, grammar: Grammar, keeps_masks: bool) -> None:
+    for seed in range(6):
+        tokens, matcher = drafts(grammars.matcher(grammar), seed), grammars.matcher(grammar)
+        walk, choose = walk_of(matcher, keeps_masks=keeps_masks), random.Random(seed)
+        walk.follow([tokens])
+        for _ in range(6):
+            place = tokens[: choose.randrange(len(tokens) + 1)]
+            walk.stand_behind(0, place)
+            straight = walk_of(grammars.matcher(grammar), keeps_masks=True)
+            straight.follow([place])
+            assert (walk.tokens(0), walk.legal(0)) == (place, straight.legal(0))
+            assert walk.mask(0) == straight.mask(0)
+            assert (walk.is_open(0), walk.forced(0)) == (straight.is_open(0), straight.forced(0))
+        walk.settle()
+        assert matcher.allowed() == grammars.matcher(grammar).allowed()
+
+
+@pytest.mark.parametrize("grammar", GRAMMARS.values(), ids=GRAMMARS)
+def test_a_row_is_left_behind_what_it_has_in_common_with_a_block(grammars: GrammarCompiler, grammar: Grammar) -> None:
+    for seed in range(6):
+        tokens, stray = drafts(grammars.matcher(grammar), seed), 48_000
+        for n in range(len(tokens) + 1):
+            matcher, fresh = grammars.matcher(grammar), grammars.matcher(grammar)
+            walk = walk_of(matcher, keeps_masks=False)
+            walk.follow([tokens])
+            left = walk.leave(0, [*tokens[:n], stray])
+            assert left <= n
+            assert left == n or not all(map(grammars.matcher(grammar).advance, tokens[:n]))
+            walk.settle()  # which has nothing more to say about it
+            assert all(map(fresh.advance, tokens[:left]))
+            assert (matcher.allowed(), matcher.is_complete()) == (fresh.allowed(), fresh.is_complete())
+
+
+def test_a_mask_that_allows_what_the_matcher_refuses_is_an_error() -> None:
+    class Refusing(AutomatonMatcher):
+        def advance(self, token: int) -> bool:
+            return False
+
+    walk = Walk(Batch([Sequence([0], matcher=Refusing({0: {0: 0, 1: 0}}, set()))]), 3)
+    with pytest.raises(GrammarError, match="refuses token 1, which its mask allows"):
+        walk.advance(0, 1)
+
+
+@pytest.mark.parametrize("block", [[0, 0, 1], [0, 1, 2], [0, 0, 0, 0]])
+@pytest.mark.parametrize("walked", [0, 1, 2])
+def test_a_commit_goes_on_from_where_the_matcher_stands(block: SequenceOf[int], walked: int) -> None:
+    edges = {0: {0: 1}, 1: {0: 2, 1: 3}, 2: {0: 2, 1: 3}, 3: {}}
+    for settings in (SamplingParams(), SamplingParams(max_tokens=1), SamplingParams(stop_token_ids=(1,))):
+        plain, ahead = (Sequence([0], settings, matcher=AutomatonMatcher(edges, {3}), end_tokens=[2]) for _ in "ab")
+        assert isinstance(plain.matcher, AutomatonMatcher)
+        assert isinstance(ahead.matcher, AutomatonMatcher)
+        end = next((k for k, token in enumerate(block) if token in ahead.end_tokens), len(block))
+        taken = list(block[: min(walked, end)])
+        assert all(map(ahead.matcher.advance, taken))
+        assert ahead.extend(list(block), len(taken)) == plain.extend(list(block))
+        assert (ahead.tokens, ahead.finish_reason) == (plain.tokens, plain.finish_reason)
+        assert ahead.matcher.path == plain.matcher.path
+
+
+# llguidance: what is told without a mask
+
+
+def texts_of_tools() -> list[tuple[Grammar, str]]:
+    """Grammars of real tools, and a call that each of them allows."""
+    found = []
+    for line in (DATA / "tools.jsonl").read_text(encoding="utf-8").splitlines()[:40]:
+        row = json.loads(line)
+        call = next(iter(row["expected"]), None)
+        if call is None:
+            continue
+        [(name, values)] = call.items()
+        arguments = {key: options[0] for key, options in values.items() if options[0] != ""}
+        written = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+        found.append((Grammar.tools(row["tools"]), f"<tool_call>\n{written}\n</tool_call>"))
+    return found
+
+
+def test_a_token_is_taken_where_a_mask_has_it(tokenizer: Any) -> None:
+    grammars, places = compiler(tokenizer, len(tokenizer)), 0
+    for grammar in (*GRAMMARS.values(), *(grammar for grammar, _ in texts_of_tools()[:6])):
+        matcher, choose = grammars.matcher(grammar), random.Random(0)
+        for _ in range(60):
+            mask, options = matcher.allowed(), legal(matcher)
+            if not options:
+                break
+            if matcher.forced() is None:
+                places += 1
+                for token in (
+                    *choose.sample(range(len(tokenizer)), 300),
+                    *choose.sample(options, min(300, len(options))),
+                ):
+                    taken = matcher.advance(token)
+                    assert taken == (token in mask), (grammar, token)
+                    matcher.rewind(int(taken))
+            else:
+                assert mask.only == matcher.forced()
+            matcher.advance(choose.choice(options))
+    assert places > 20
+
+
+def test_what_is_forced_is_cut_alike_from_every_place(tokenizer: Any) -> None:
+    """A run of forced tokens is cut once, where it begins; a matcher that is asked in the midst of it first agrees."""
+    grammars, forced = compiler(tokenizer, len(tokenizer)), 0
+    for grammar, text in texts_of_tools():
+        matcher, tokens = grammars.matcher(grammar), list[int]()
+        for token in tokenizer.encode(text, add_special_tokens=False):
+            only = matcher.forced()
+            if only is not None:
+                late = grammars.matcher(grammar)
+                assert all(map(late.advance, tokens))
+                assert late.forced() == late.allowed().only == only
+                forced += 1
+            tokens.append(token if only is None else only)
+            if not matcher.advance(tokens[-1]):
+                break  # the answer is none of this grammar, or cut otherwise than it is forced
+    assert forced > 500
+
+
+def test_forced_tokens_are_known_again_behind_a_rewind(tokenizer: Any) -> None:
+    grammars = compiler(tokenizer, len(tokenizer))
+    matcher = grammars.matcher(Grammar.json_schema({"const": {"a long name": ["and a value", 12, "and another one"]}}))
+    assert isinstance(matcher, LLGuidanceMatcher)
+    told = []
+    while (token := matcher.forced()) is not None:
+        told.append(token)
+        assert matcher.advance(token)
+    assert len(told) > 12
+    choose, at = random.Random(0), len(told)
+    for _ in range(40):
+        back = choose.randint(0, at)
+        matcher.rewind(back)
+        at -= back
+        for token in told[at : choose.randint(at, len(told))]:
+            assert matcher.forced() == token == matcher.allowed().only
+            assert not matcher.advance(token + 1)
+            assert matcher.advance(token)
+            at += 1

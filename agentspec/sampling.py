@@ -15,12 +15,10 @@ from agentspec.device import upload, vector
 from agentspec.errors import InvalidRequestError
 from agentspec.kernels import kernels_for
 from agentspec.masks import TokenMask
+from agentspec.tokens import NO_TOKEN
 
 LEAST_TEMPERATURE = 1e-5
 """Below this, scores divided by it leave float32; the law is greedy long before."""
-
-NO_TOKEN = -1
-"""Stands for a token where none may come."""
 
 LogitsProcessor = Callable[[list[int], Tensor], Tensor]
 """``(prefix, logits [V]) -> logits [V]``."""

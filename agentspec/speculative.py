@@ -23,12 +23,12 @@ from agentspec.dice import DICE, Acceptance, Dice, Role
 from agentspec.draft_length import Auto, DraftLength, Fixed
 from agentspec.drafters import Draft, Drafter, NoDrafter
 from agentspec.errors import InvalidRequestError
-from agentspec.models import CachingModel, LanguageModel
+from agentspec.models import BestModel, CachingModel, LanguageModel
 from agentspec.models.cost import measured
-from agentspec.sampling import NO_TOKEN, adjusted, best_legal, best_tokens, warp
+from agentspec.sampling import adjusted, best_legal, best_tokens, warp
 from agentspec.sequence import Batch
 from agentspec.stats import FORCED, Laps, RoundStats, RowStats
-from agentspec.tokens import common_prefix
+from agentspec.tokens import NO_TOKEN, common_prefix
 
 
 @dataclass(frozen=True)
@@ -95,11 +95,12 @@ def verify_coupled(p: Tensor, draft: Draft, dice: Dice) -> Verdict:
     return Verdict(n, drawn[rows, n])
 
 
-def verify_greedy(scores: Tensor, draft: Draft, walk: Walk) -> list[list[int]]:
+def verify_greedy(scores: Tensor, best: Sequence[Sequence[int]], draft: Draft, walk: Walk) -> list[list[int]]:
     """What either rule comes to where every p is one-hot: drafted tokens stand while they are the best legal ones.
 
     Args:
         scores: ``[B, K+1, V]``, the target's ``adjusted`` scores.
+        best: ``[B, K+1]``, their ``best_tokens``.
         draft: the drafted tokens.
         walk: along the draft; it goes back to what is accepted.
 
@@ -107,11 +108,11 @@ def verify_greedy(scores: Tensor, draft: Draft, walk: Walk) -> list[list[int]]:
         What each row emits, as ``Verdict.blocks``. Raises likewise.
     """
     blocks = []
-    for row, (span, best) in enumerate(zip(draft.spans, best_tokens(scores), strict=True)):
+    for row, (span, tokens) in enumerate(zip(draft.spans, best, strict=True)):
         legal, n = span[: walk.legal(row)], 0
         while True:
-            n += common_prefix(legal[n:], best[n:])
-            token = _best_legal(scores[row, n], best[n], walk, row, legal[:n])
+            n += common_prefix(legal[n:], tokens[n:])
+            token = _best_legal(scores[row, n], tokens[n], walk, row, legal[:n])
             if token not in legal[n : n + 1]:
                 break
             n += 1
@@ -170,6 +171,7 @@ class SpeculativeDecoder:
         if not (isinstance(gamma, int | DraftLength) or gamma == "auto"):
             raise InvalidRequestError(f"gamma must be an integer, 'auto' or a DraftLength, got {gamma!r}.")
         self.target = target
+        self._best: BestModel | None = target if isinstance(target, BestModel) else None
         self.drafter = drafter or NoDrafter()
         self._name: str = getattr(self.drafter, "name", type(self.drafter).__name__)
         self.draft_length = _draft_length(gamma, target, self.drafter)
@@ -192,13 +194,14 @@ class SpeculativeDecoder:
             drafting = laps.total_s
             laps.move(walk.seconds, "draft_s", to="mask_s")
             with Stopwatch(self.device) as watch:
-                logits = self.target.next_logits(batch.contexts(draft.spans), [len(span) + 1 for span in draft.spans])
+                contexts, last = batch.contexts(draft.spans), [len(span) + 1 for span in draft.spans]
+                logits, best = self._next(contexts, last)
             laps.lap("verify_s")
             walk.follow(draft.spans)
             mask = walk.masks(draft.spans).tensor if batch.needs_laws else None
             names = [_names(walk, row, sources) for row, sources in enumerate(draft.sources)]
             masked_at, masking, detokenizing = laps.lap("mask_s"), walk.seconds, batch.detokenize_seconds
-            blocks, p = self._verified(batch, draft, walk, logits, mask)
+            blocks, p = self._verified(batch, draft, walk, logits, best, mask)
             rows = [_commit(batch, row, block, names[row], walk, p, logits) for row, block in enumerate(blocks)]
         finally:
             walk.settle()  # until the commit a round changes nothing, so that one that fails can be played again
@@ -212,14 +215,23 @@ class SpeculativeDecoder:
 
     @staticmethod
     def _verified(
-        batch: Batch, draft: Draft, walk: Walk, logits: Tensor, mask: Tensor | None
+        batch: Batch, draft: Draft, walk: Walk, logits: Tensor, best: list[list[int]] | None, mask: Tensor | None
     ) -> tuple[list[list[int]], Tensor | None]:
-        """What each row emits, and the law p where one was needed."""
+        """What each row emits, and the law p where one was needed. ``best`` are the logits' best tokens, if known."""
         prefixes = batch.prefixes(draft.spans)
         if not batch.needs_laws:
-            return verify_greedy(adjusted(logits, batch.params, prefixes), draft, walk), None
+            scores = adjusted(logits, batch.params, prefixes)
+            if best is None or scores is not logits:
+                best = best_tokens(scores)
+            return verify_greedy(scores, best, draft, walk), None
         p = warp(logits, batch.params, mask, prefixes)
         return VERIFY[batch.acceptance](p, draft, batch.dice).blocks(draft, p), p
+
+    def _next(self, contexts: list[list[int]], last: list[int]) -> tuple[Tensor, list[list[int]] | None]:
+        """The target's logits, and their best tokens where it tells."""
+        if self._best is not None:
+            return self._best.next_best(contexts, last)
+        return self.target.next_logits(contexts, last), None
 
     def prefill(self, contexts: list[list[int]]) -> dict[str, float]:
         """Let target and drafter compute what they will need of these contexts. Costs time, changes nothing.

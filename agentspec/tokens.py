@@ -9,6 +9,9 @@ from typing import Any
 
 from agentspec.errors import TokenizerError
 
+NO_TOKEN = -1
+"""Stands for a token where none may come."""
+
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # sentencepiece writes it for a space
 

@@ -44,7 +44,7 @@ from agentspec.constraints import Matcher, Walk
 from agentspec.dice import Acceptance, CoupledDice, Dice, Role
 from agentspec.errors import InvalidRequestError
 from agentspec.masks import Masks, TokenMask
-from agentspec.sampling import warp
+from agentspec.sampling import best_tokens, warp
 from agentspec.speculative import verify, verify_coupled, verify_greedy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -206,18 +206,18 @@ def test_the_greedy_verdict_is_what_both_rules_come_to(is_dense: bool) -> None:
     for rule, dice in ((verify, Dice(seeds, seeds)), (verify_coupled, CoupledDice(seeds, seeds))):
         verdict = rule(p, draft, dice)
         for b, (n, token) in enumerate(zip(verdict.accepted.tolist(), verdict.token.tolist(), strict=True)):
-            row, span = Draft.of_spans([draft.spans[b]], "cpu"), draft.spans[b]
+            row, span, some = Draft.of_spans([draft.spans[b]], "cpu"), draft.spans[b], scores[b : b + 1]
             for keeps_masks in (False, True):
                 matcher = Positions(masks[b])
                 walk = Walk(Batch([Sequence([0], params, matcher=matcher)]), vocabulary, keeps_masks=keeps_masks)
                 walk.follow(row.spans)
                 if p[b, n, 0].isnan():
                     with pytest.raises(InvalidRequestError, match="No token may come next"):
-                        verify_greedy(scores[b : b + 1], row, walk)
+                        verify_greedy(some, best_tokens(some), row, walk)
                     lawless += 1
                 else:
                     block = [*span[:n], token]
-                    assert verify_greedy(scores[b : b + 1], row, walk) == [block]
+                    assert verify_greedy(some, best_tokens(some), row, walk) == [block]
                     assert walk.leave(0, block) in (n, n + 1)  # the last token may have been found by its mask
                     accepted.add(n)
                 walk.settle()

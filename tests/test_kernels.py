@@ -40,6 +40,8 @@ from agentspec.models.packing import layouts
 from agentspec.models.panels import FORMATS, fits, laid_out, product
 from agentspec.models.stack import Stack
 from agentspec.models.tuning import tune
+from agentspec.sampling import best_tokens
+from agentspec.tokens import NO_TOKEN
 
 needs_compiler = pytest.mark.skipif(not compiles("auto"), reason="there is no C++ compiler")
 GGUF = {"Q4_0": "int4", "Q4_1": "int4", "Q5_0": "int8", "Q8_0": "int8", "F16": "float16", "BF16": "bfloat16"}
@@ -511,6 +513,54 @@ def test_a_pass_in_one_call_is_the_pass_in_parts(architecture: str, changes: dic
 
 
 @needs_compiler
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("known", [2000, 1037, 1])
+def test_a_pass_tells_the_best_tokens_of_its_scores(known: int, threads: int) -> None:
+    """Over ids that count, for rows of any widths, the same context twice, and contexts that are known already."""
+    lm = CausalLM(compiled(uneven(build("Llama", 0, **SIZES | WHOLE | {"vocab_size": 2000}))), rows=3)
+    lm.narrow(known)
+    generator, before = torch.Generator().manual_seed(known), torch.get_num_threads()
+    contexts = [torch.randint(known, (n,), generator=generator).tolist() for n in (7, 3, 9, 7)]
+    contexts[3] = contexts[0]
+    try:
+        torch.set_num_threads(threads)
+        for last in ([2, 3, 9, 5], [0, 1, 1, 1], [7, 3, 0, 0]):
+            logits, best = lm.next_best(contexts, last)
+            assert best == [row[:count] for row, count in zip(best_tokens(logits), last, strict=True)]
+            assert torch.equal(logits, lm.next_logits(contexts, last))
+    finally:
+        torch.set_num_threads(before)
+
+
+@needs_compiler
+def test_a_pass_in_parts_does_not_tell_best_tokens() -> None:
+    lm = CausalLM(compiled(build("Llama", 0, **SIZES | WHOLE)), rows=2)
+    assert lm.next_best([[1, 2, 3]], [2])[1] is not None
+    assert lm.next_best([[1, 2, 3], [*range(1, 60)]], [2, 2])[1] is None  # the long one is read by itself
+    lm.model.model.norm.register_forward_hook(lambda *_: None)
+    assert lm.next_best([[1, 2, 3]], [2])[1] is None
+    assert lm.next_best([], [])[1] == []
+
+
+@needs_compiler
+@pytest.mark.parametrize("change", ["ties", "a single score", "no number", "no score"])
+def test_the_best_token_is_the_first_with_a_score(change: str) -> None:
+    bias = torch.full((300,), -math.inf if change in ("a single score", "no score") else 0.0)
+    if change == "a single score":
+        bias[299] = 0.0
+    if change == "no number":
+        bias[17] = math.nan
+    if change == "ties":
+        bias[[40, 170, 260]] = 1e9  # beside which all else vanishes
+    model = compiled(build("Llama", 0, **SIZES | WHOLE | {"vocab_size": 300}))
+    lm = CausalLM(model, rows=2)
+    lm.model.lm_head.bias = torch.nn.Parameter(bias, requires_grad=False)
+    [told] = lm.next_best([[1, 2, 3]], [2])[1] or [[]]
+    expected = {"ties": 40, "a single score": 299}.get(change, NO_TOKEN)
+    assert told == [expected, expected]
+    assert best_tokens(lm.next_logits([[1, 2, 3]], [2])) == [told]
+
+
 def test_angles_are_the_same_in_whatever_steps_they_are_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     lm, context = CausalLM(compiled(llama(**WHOLE))), [i * 7 % VOCABULARY for i in range(60)]
     expected = lm.next_logits([context], [60])

@@ -51,6 +51,18 @@ class CachingModel(LanguageModel, Protocol):
 
 
 @runtime_checkable
+class BestModel(LanguageModel, Protocol):
+    """A model that can tell the best tokens as it scores them, which takes less than to look for them afterwards."""
+
+    def next_best(self, contexts: Sequence[list[int]], last: Sequence[int]) -> tuple[Tensor, list[list[int]] | None]:
+        """``next_logits``, and the first best token after each of the final ``last[b]`` tokens of ``contexts[b]``.
+
+        ``NO_TOKEN`` stands where none has a score above -inf, or one is NaN; None for all where it cannot tell.
+        """
+        ...
+
+
+@runtime_checkable
 class PaddedModel(LanguageModel, Protocol):
     """A model whose head may score more ids than there are tokens."""
 

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from agentspec.errors import ContextOverflowError, InvalidRequestError, ModelLoadError, expect_option
 from agentspec.kernels import COMPILE_OPTIONS, Compile
 from agentspec.models.attention import EAGER, narrow_window, preferred_attention, set_attention
+from agentspec.models.compiled_pass import Scored
 from agentspec.models.forward import SHORT_FEED, Feed, Forward
 from agentspec.models.fusion import fused_modules
 from agentspec.models.graphs import ROUNDING, recorder_for
@@ -60,7 +61,7 @@ class CausalLM:
         self.model = model.eval().requires_grad_(False)
         self._device = model.device
         self.kv = RaggedKV(rows=2, max_slots=self._max_context + SHORT_FEED)
-        self._forward = Forward(self.model, self.kv, keywords)
+        self._forward = Forward(self.model, self.kv, keywords, self._vocab_size)
         self.prefill_chunk = prefill_chunk
         self.computed_tokens = 0
         """Tokens fed to the model so far, padding not counted."""
@@ -183,7 +184,7 @@ class CausalLM:
                 f"The tokenizer has {vocab_size} ids and the model scores {self._vocab_size}; expected a tokenizer of "
                 "this model, with no more ids than it scores"
             )
-        self._vocab_size = vocab_size
+        self._vocab_size = self._forward.vocab_size = vocab_size
 
     def cached_tokens(self, context: list[int]) -> int:
         """Length of the longest prefix of ``context`` that some KV row holds."""
@@ -199,10 +200,14 @@ class CausalLM:
         ``InvalidRequestError`` for empty contexts, unknown ids, a ``last`` outside ``0 .. len(context)``, or a context
         whose K and V exceed the memory budget.
         """
+        return self.next_best(contexts, last)[0]
+
+    def next_best(self, contexts: Sequence[list[int]], last: Sequence[int]) -> tuple[Tensor, list[list[int]] | None]:
+        """``next_logits``, and the first best token of every position where the passes told: see ``BestModel``."""
         known = list(map(self.cached_tokens, contexts))
         self._validate(contexts, last, known)
         if not contexts:
-            return torch.empty(0, 0, self.vocab_size, device=self.device)
+            return torch.empty(0, 0, self.vocab_size, device=self.device), []
         first_seen: dict[tuple[int, ...], int] = {}
         twins = [first_seen.setdefault(tuple(context), index) for index, context in enumerate(contexts)]
         asked = dict.fromkeys(first_seen.values(), 0)
@@ -212,14 +217,17 @@ class CausalLM:
         rows = self.kv.reserve(len(asked), max(map(len, contexts)) + SHORT_FEED)
         # The longest match goes first, so that a context keeps its own row and newcomers fork from it.
         order = sorted(asked, key=lambda index: -known[index])
-        tails: dict[int, Tensor] = {}  # context -> [asked, V]
+        tails: dict[int, Scored] = {}  # context -> [asked, V]
         for begin in range(0, len(order), rows):
             tails |= self._serve({index: contexts[index] for index in order[begin : begin + rows]}, asked)
         # Outside inference mode, so that callers get ordinary tensors.
-        kept = [tails[twin][asked[twin] - count :] for twin, count in zip(twins, last, strict=True)]
+        found = [tails[twin].last(count) for twin, count in zip(twins, last, strict=True)]
+        best, kept = [tail.best for tail in found if tail.best is not None], [tail.scores for tail in found]
         if len(kept) == 1 and not kept[0].is_inference():
-            return kept[0][None]
-        return torch.stack(kept) if len(set(map(len, kept))) == 1 else pad_sequence(kept, batch_first=True)
+            logits = kept[0][None]
+        else:
+            logits = torch.stack(kept) if len(set(map(len, kept))) == 1 else pad_sequence(kept, batch_first=True)
+        return logits, best if len(best) == len(kept) else None
 
     def _validate(self, contexts: Sequence[list[int]], last: Sequence[int], known: Sequence[int]) -> None:
         """``known`` are lengths of prefixes that were validated before."""
@@ -246,9 +254,9 @@ class CausalLM:
                 )
 
     @torch.inference_mode()
-    def _serve(self, contexts: dict[int, list[int]], asked: dict[int, int]) -> dict[int, Tensor]:
+    def _serve(self, contexts: dict[int, list[int]], asked: dict[int, int]) -> dict[int, Scored]:
         """Compute the ``asked`` tails of no more ``contexts`` than there are KV rows: ``{index: [asked, V]}``."""
-        tails: dict[int, Tensor] = {}
+        tails: dict[int, Scored] = {}
         short: list[Feed] = []
         try:
             for index, context in contexts.items():
@@ -263,28 +271,29 @@ class CausalLM:
             self.kv.release()
         return tails
 
-    def _read_long(self, feed: Feed) -> Tensor:
-        """Read one long feed in chunks; returns its asked logits ``[last, V]``."""
-        kept: list[Tensor] = []
+    def _read_long(self, feed: Feed) -> Scored:
+        """Read one long feed in chunks; returns what was asked ``[last, V]``."""
+        kept: list[Scored] = []
         for offset in range(0, len(feed.tokens), self.prefill_chunk):
             tokens = feed.tokens[offset : offset + self.prefill_chunk]
             wanted = min(len(tokens), max(0, offset + len(tokens) - feed.unasked))
             kept += self._pass([Feed(feed.context, feed.row, feed.start + offset, tokens, wanted)])
-        return torch.cat(kept)
+        return Scored(torch.cat([part.scores for part in kept]))
 
-    def _read_short(self, feeds: list[Feed]) -> dict[int, Tensor]:
+    def _read_short(self, feeds: list[Feed]) -> dict[int, Scored]:
         """Read short feeds of ascending rows in one forward: ``{context: [last, V]}``."""
-        tails = {feed.context: torch.empty(0, self.vocab_size, device=self.device) for feed in feeds if not feed.tokens}
+        nothing = Scored(torch.empty(0, self.vocab_size, device=self.device), [])
+        tails = {feed.context: nothing for feed in feeds if not feed.tokens}
         feeds = [feed for feed in feeds if feed.tokens]
         if feeds:
             tails |= zip((feed.context for feed in feeds), self._pass(feeds), strict=True)
         return tails
 
-    def _pass(self, feeds: list[Feed]) -> list[Tensor]:
-        """One pass over feeds of ascending rows: the asked logits of each ``[last, V]``."""
-        logits = self._forward(feeds)
+    def _pass(self, feeds: list[Feed]) -> list[Scored]:
+        """One pass over feeds of ascending rows: what was asked of each ``[last, V]``."""
+        found = self._forward(feeds)
         self.computed_tokens += sum(len(feed.tokens) for feed in feeds)
-        return [scores[:, : self.vocab_size].float() for scores in logits]
+        return found
 
     def _probe(self) -> None:
         """Refuse a model whose scores from ragged cached blocks differ from those of plain uncached forwards.

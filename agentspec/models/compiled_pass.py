@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from agentspec.kernels import kernels
-from agentspec.models.compiled import CompiledLayers, Layer
+from agentspec.models.compiled import Layer
 from agentspec.models.direct import Direct
 from agentspec.models.fusion import is_untouched
 from agentspec.models.kv_cache import RaggedKV
 from agentspec.models.loading import longest_context
 from agentspec.models.packing import PanelLinear
 from agentspec.models.panels import FORMATS
+from agentspec.tokens import NO_TOKEN
 
 if TYPE_CHECKING:
     from agentspec.models.forward import Feed
@@ -26,12 +27,29 @@ _STEP = 1024  # slots whose angles are computed at once: always the same, and so
 _INTEGERS = ctypes.POINTER(ctypes.c_int64)
 
 
+class Scored(NamedTuple):
+    """What there is behind some positions of a context.
+
+    Args:
+        scores: ``[positions, V]``.
+        best: the first best token of each, ``NO_TOKEN`` where none has a score; None where the pass did not tell.
+    """
+
+    scores: Tensor
+    best: list[int] | None = None
+
+    def last(self, count: int) -> Scored:
+        """What there is behind the last ``count`` positions."""
+        begin = len(self.scores) - count
+        return Scored(self.scores[begin:], None if self.best is None else self.best[begin:])
+
+
 class _Around(ctypes.Structure):
     """As in layers.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("embeddings", "cosines", "sines", "norm", "bias", "head")),
-        *((name, ctypes.c_int64) for name in ("format", "outputs")),
+        *((name, ctypes.c_int64) for name in ("format", "outputs", "known")),
         ("eps", ctypes.c_double),
     )
 
@@ -41,12 +59,14 @@ class CompiledPass:
 
     def __init__(self, model: Any, direct: Direct) -> None:
         inner, head = model.model, model.lm_head
-        self._model, self._direct = model, direct
-        self._layers: CompiledLayers = inner.layers[0].compiled
+        self._direct = direct
+        self._links = list(_links(model))
+        self._stack, self._layers = inner.layers[0], inner.layers[0].compiled
         self._dim: int = inner.embed_tokens.embedding_dim
         self._angles = _Angles(inner.rotary_emb, longest_context(model))
+        self._around_layers = inner.embed_tokens, inner.norm, head
         # Which the addresses need, also where a parameter is given other numbers.
-        self._held = [None if weight is None else weight.detach() for weight in _weights(model)]
+        self._held = [None if weight is None else weight.detach() for weight in _weights(*self._around_layers)]
         self._places = list(map(_place, self._held))
         embeddings, norm, packed, bias = (place and place[0] for place in self._places)
         self._around = _Around(
@@ -62,7 +82,7 @@ class CompiledPass:
             "pass",
             *(ctypes.POINTER(_Around), ctypes.POINTER(Layer), ctypes.c_int64, _INTEGERS, ctypes.c_int64),
             *(ctypes.c_int64, _INTEGERS, _INTEGERS, _INTEGERS, _INTEGERS, _INTEGERS),
-            *(ctypes.c_void_p, ctypes.c_float, ctypes.c_int),
+            *(ctypes.c_void_p, _INTEGERS, ctypes.c_float, ctypes.c_int),
         )
 
     @classmethod
@@ -70,8 +90,8 @@ class CompiledPass:
         """The pass of ``model``; None where part of it is nothing that the kernels compute."""
         if direct is None or not isinstance(model.lm_head, PanelLinear):
             return None
-        inner, embeddings = model.model, model.model.embed_tokens
-        weights = [weight for weight in _weights(model) if weight is not None and weight is not model.lm_head.packed]
+        inner, embeddings, head = model.model, model.model.embed_tokens, model.lm_head
+        weights = [w for w in _weights(embeddings, inner.norm, head) if w is not None and w is not head.packed]
         fits = (
             getattr(inner.layers[0], "compiled", None) is not None
             and type(embeddings) is nn.Embedding
@@ -81,8 +101,10 @@ class CompiledPass:
         )
         return cls(model, direct) if fits else None
 
-    def __call__(self, feeds: Sequence[Feed], cache: RaggedKV, window: int | None) -> list[Tensor] | None:
-        """The scores after the last ``feed.last`` tokens of each feed, ``[last, V]``; their K and V are written.
+    def __call__(
+        self, feeds: Sequence[Feed], cache: RaggedKV, window: int | None, vocab_size: int
+    ) -> list[Scored] | None:
+        """What there is after the last ``feed.last`` tokens of each feed; their K and V are written.
 
         None where the cache does not know the layers yet, or somebody hooked into a part.
 
@@ -90,9 +112,10 @@ class CompiledPass:
             feeds: of different rows.
             cache: with room for them.
             window: slots that a position sees; None for all.
+            vocab_size: ids that are scored.
         """
         layers = self._layers.over(cache)
-        if layers is None or not self._direct.is_whole or not all(map(is_untouched, _parts(self._model))):
+        if layers is None or not self._direct.is_whole or not all(is_untouched(part) for *_, part in self._links):
             return None
         counts, asked = [len(feed.tokens) for feed in feeds], [feed.last for feed in feeds]
         live = max(feed.start + count for feed, count in zip(feeds, counts, strict=True))
@@ -101,35 +124,46 @@ class CompiledPass:
         sizes = self._layers.sizes(len(feeds), max(counts), live, cache, window=window or 0)
         with torch.inference_mode(False):  # for callers, an ordinary tensor
             scores = torch.empty(sum(asked), self._around.outputs, dtype=torch.float32, device="cpu")
+        self._around.known, best = vocab_size, _integers([NO_TOKEN] * sum(asked))
         self._compute(
             *(self._around, layers, len(layers), sizes, self._dim, self._layers.inner),
             *(_integers([token for feed in feeds for token in feed.tokens]), _integers([feed.row for feed in feeds])),
-            *(_integers([0, *accumulate(counts)]), _integers(slots), _integers(asked), scores.data_ptr()),
+            *(_integers([0, *accumulate(counts)]), _integers(slots), _integers(asked)),
+            *(scores.data_ptr(), best),
             *(self._layers.heads.scaling, torch.get_num_threads()),
         )
-        return list(torch.split(scores, asked))
+        ends, told = list(accumulate(asked)), list(best)
+        parts = torch.split(scores[:, :vocab_size], asked)
+        return [Scored(part, told[end - count : end]) for part, end, count in zip(parts, ends, asked, strict=True)]
 
     def is_current(self) -> bool:
-        """Whether the weights around the layers are where they were, and the layers (see ``Stack``) are the same."""
-        layers = getattr(self._model.model.layers[0], "compiled", None)
-        if layers is not self._layers or not isinstance(self._model.lm_head, PanelLinear):
-            return False
-        return list(map(_place, _weights(self._model))) == self._places
+        """Whether the parts of the model are the same, the layers (see ``Stack``) too, and weights where they were."""
+        return (
+            all(parts.get(name) is part for parts, name, part in self._links)
+            and self._stack.compiled is self._layers
+            and list(map(_place, _weights(*self._around_layers))) == self._places
+        )
 
 
-def _weights(model: Any) -> tuple[Tensor | None, ...]:
-    """Those around the layers: of the embeddings, the norm and the head, and the head's bias."""
-    return model.model.embed_tokens.weight, model.model.norm.weight, model.lm_head.packed, model.lm_head.bias
+def _weights(embeddings: Any, norm: Any, head: Any) -> tuple[Tensor | None, ...]:
+    """Those around the layers, the head's bias last."""
+    return embeddings.weight, norm.weight, head.packed, head.bias
+
+
+def _links(model: Any) -> Iterator[tuple[dict[str, nn.Module | None], str, nn.Module]]:
+    """Where the parts of a model stand, their names there, and the parts: what ``Module`` looks up as attributes."""
+    inner = model.model
+    for whole, names in (
+        (model, ("model", "lm_head")),
+        (inner, ("embed_tokens", "layers", "norm", "rotary_emb")),
+        (inner.layers, ("0",)),
+    ):
+        for name in names:
+            yield whole._modules, name, whole._modules[name]
 
 
 def _place(weight: Tensor | None) -> tuple[int, torch.dtype] | None:
     return None if weight is None else (weight.data_ptr(), weight.dtype)
-
-
-def _parts(model: Any) -> tuple[nn.Module, ...]:
-    """What is around the layers."""
-    inner = model.model
-    return inner.embed_tokens, inner.layers[0], inner.norm, inner.rotary_emb, model.lm_head
 
 
 def _integers(values: Sequence[int]) -> Any:

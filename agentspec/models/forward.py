@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from agentspec.device import upload
 from agentspec.models.attention import LONG, LayerMasks
-from agentspec.models.compiled_pass import CompiledPass
+from agentspec.models.compiled_pass import CompiledPass, Scored
 from agentspec.models.direct import direct
 from agentspec.models.graphs import Graphs, Recorder, round_live, round_width
 from agentspec.models.kv_cache import Block, RaggedKV
@@ -43,9 +43,13 @@ class Feed:
 
 
 class Forward:
-    """Passes of ``model`` that write and read the rows of ``kv``; ``keywords`` as ``forward_keywords`` tells them."""
+    """Passes of ``model`` that write and read the rows of ``kv``; ``keywords`` as ``forward_keywords`` tells them.
 
-    def __init__(self, model: PreTrainedModel, kv: RaggedKV, keywords: tuple[str, bool]) -> None:
+    Scores are those of the first ``vocab_size`` ids.
+    """
+
+    def __init__(self, model: PreTrainedModel, kv: RaggedKV, keywords: tuple[str, bool], vocab_size: int) -> None:
+        self.vocab_size = vocab_size
         self._cache_keyword, self._skips_logits = keywords
         self._model = model
         self._device, self._dtype = model.device, model.dtype  # each of which goes through the modules when asked
@@ -72,21 +76,22 @@ class Forward:
         """Capture passes from now on; None for no longer."""
         self.graphs = Graphs(recorder)
 
-    def __call__(self, feeds: Sequence[Feed]) -> list[Tensor]:
-        """The logits after the last ``feed.last`` tokens of feeds of ascending rows: ``[last, V]`` each."""
+    def __call__(self, feeds: Sequence[Feed]) -> list[Scored]:
+        """What there is after the last ``feed.last`` tokens of feeds of ascending rows, ``[last, V]``, float32."""
         found, windows = None, self._masks.windows
         if self._compiled is not None and not self._compiled.is_current():
             self._compiled = CompiledPass.of(self._model, self._direct)
         if self._compiled is not None and len(windows) == 1:
-            found = self._compiled(feeds, self._kv, *windows.values())
+            [window] = windows.values()
+            found = self._compiled(feeds, self._kv, window, self.vocab_size)
         if found is None:
-            found = self._padded(feeds)
+            found = [Scored(scores[:, : self.vocab_size].float()) for scores in self._padded(feeds)]
         for feed in feeds:
             self._kv.record(feed.row, feed.tokens)
         return found
 
     def _padded(self, feeds: Sequence[Feed]) -> list[Tensor]:
-        """The same in one block, in which shorter feeds are padded on the right."""
+        """The scores, in one block, in which shorter feeds are padded on the right."""
         width = max(len(feed.tokens) for feed in feeds)
         keep = width - min((feed.unasked for feed in feeds if feed.last), default=width - 1)
         rows = [feed.row for feed in feeds]

@@ -44,9 +44,10 @@ extern "C" bool layers(const Layer* layer, int64_t count, const Attention* sizes
 
 extern "C" bool pass(const Around* around, const Layer* layer, int64_t count, const Attention* sizes, int64_t dim,
                      int64_t inner, const int64_t* ids, const int64_t* rows, const int64_t* starts,
-                     const int64_t* slots, const int64_t* asked, float* scores, float scale, int threads) {
+                     const int64_t* slots, const int64_t* asked, float* scores, int64_t* best, float scale,
+                     int threads) {
     return fits([&] {
-        pass(*around, layer, count, *sizes, dim, inner, ids, rows, starts, slots, asked, scores, scale, threads);
+        pass(*around, layer, count, *sizes, dim, inner, ids, rows, starts, slots, asked, scores, best, scale, threads);
     });
 }
 

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "attention.h"
+#include "best.h"
 
 namespace {
 
@@ -111,15 +112,15 @@ void layers(const Layer* layer, int64_t count, const Attention& a, int64_t dim, 
 struct Around {
     const float *embeddings, *cosines, *sines, *norm, *bias;  // bias may be null
     const uint8_t* head;
-    int64_t format, outputs;
+    int64_t format, outputs, known;  // the first outputs are of tokens
     double eps;
 };
 
-// ids [tokens] to the scores [sum of asked, outputs] behind the last asked[row] tokens of each row; for the rest see
-// layers.
+// ids [tokens] to the scores [sum of asked, outputs] behind the last asked[row] tokens of each row, and the best known
+// token of each; for the rest see layers.
 void pass(const Around& around, const Layer* layer, int64_t count, const Attention& a, int64_t dim, int64_t inner,
           const int64_t* ids, const int64_t* rows, const int64_t* starts, const int64_t* slots, const int64_t* asked,
-          float* scores, float scale, int threads) {
+          float* scores, int64_t* best, float scale, int threads) {
     const int64_t tokens = starts[a.batch];
     float *const hidden = scratch<7>(tokens * dim), *normed = scratch<8>(tokens * dim);
     for (int64_t t = 0; t < tokens; t++) std::memcpy(hidden + t * dim, around.embeddings + ids[t] * dim, 4 * dim);
@@ -132,6 +133,7 @@ void pass(const Around& around, const Layer* layer, int64_t count, const Attenti
     MULTIPLY[around.format](around.head, normed, scores, wanted, dim, around.outputs, false, threads);
     if (around.bias)
         for (int64_t i = 0; i < wanted * around.outputs; i++) scores[i] += around.bias[i % around.outputs];
+    best_tokens(scores, wanted, around.known, around.outputs, best, threads);
 }
 
 }  // namespace

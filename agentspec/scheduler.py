@@ -114,7 +114,7 @@ class Scheduler:
                 groups.setdefault(member.sequence.acceptance, []).append(member)
         for group in groups.values():
             self._round(group)
-        self._running = [m for m in _wanted(self._running) if m.sequence.finish_reason is None]
+        self._running = _wanted([m for m in self._running if m.sequence.finish_reason is None])
 
     def _share(self) -> None:
         """Take places from a job that has twice its share, for jobs that have none."""
@@ -185,8 +185,11 @@ class Scheduler:
 
 def _wanted(members: list[Member]) -> list[Member]:
     """Those whose time is not up and whom somebody still waits for."""
+    wanted = []
     for member in members:
         member.job.expire()
         if member.job.is_over:
             member.job.count("cancelled")
-    return [m for m in members if not m.job.is_over]
+        else:
+            wanted.append(member)
+    return wanted

@@ -34,7 +34,7 @@ class FinishReason(StrEnum):
 
 
 class Matcher(Protocol):
-    """The state of a grammar after some tokens. End tokens are not its business."""
+    """The state of a grammar after some tokens. End tokens are not its business. Engines inherit from it."""
 
     def allowed(self) -> TokenMask:
         """The tokens that may come next."""
@@ -52,9 +52,15 @@ class Matcher(Protocol):
         """Whether the text so far is a whole sentence of the grammar."""
         ...
 
+    # What an engine may know without a mask:
+
     def forced(self) -> int | None:
-        """The token that has to come next; None where there is a choice. Engines that know without a mask say so."""
+        """The token that has to come next; None where there is a choice."""
         return self.allowed().only
+
+    def is_over(self) -> bool:
+        """Whether the text so far is a whole sentence, and no token may come next."""
+        return self.is_complete() and self.allowed().is_empty
 
 
 @dataclass(frozen=True)
@@ -214,7 +220,7 @@ class Sequence:
         return self._cut is not None
 
     def _grammar_is_over(self) -> bool:
-        return self.matcher is not None and self.matcher.is_complete() and self.matcher.allowed().is_empty
+        return self.matcher is not None and self.matcher.is_over()
 
 
 class Batch:
@@ -282,9 +288,9 @@ class Batch:
         sequence = self.sequences[row]
         taken = sequence.extend(block, walked)
         if sequence.params.logprobs is not None:
-            laws = logits[row].float().softmax(-1) if sequence.params.raw_logprobs else None if p is None else p[row]
+            laws = logits.float().softmax(-1) if sequence.params.raw_logprobs else p
             assert laws is not None  # its batch needs them
-            sequence.logprobs += _logprobs(block[:taken], laws[:taken], sequence.params.logprobs)
+            sequence.logprobs += _logprobs(block[:taken], laws[row, :taken], sequence.params.logprobs)
             del sequence.logprobs[sequence.length :]
         return taken
 

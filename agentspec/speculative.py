@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Literal
 
@@ -44,22 +45,25 @@ class Verdict:
         It is here that the host waits for the target.
 
         Raises:
-            InvalidRequestError: where a row's last token was to be drawn from no law. Positions behind it were never
-                reached.
+            InvalidRequestError: where a row's first token was to be drawn from no law.
         """
         rows = torch.arange(len(p), device=p.device)
         has_no_law = p[rows, self.accepted, 0].isnan()
         told = torch.stack([self.accepted, self.token.masked_fill(has_no_law, NO_TOKEN)], dim=1).tolist()
-        return [[*span[:n], _drawn(token)] for span, (n, token) in zip(draft.spans, told, strict=True)]
+        return [_block(span[:n], token) for span, (n, token) in zip(draft.spans, told, strict=True)]
 
 
-def _drawn(token: int) -> int:
-    if token == NO_TOKEN:
+def _block(accepted: list[int], token: int) -> list[int]:
+    """The accepted tokens and the one behind them. Where there is none, the text may end before it: a round that
+    begins there tells."""
+    if token != NO_TOKEN:
+        return [*accepted, token]
+    if not accepted:
         raise InvalidRequestError(
             "No token may come next: the grammar has a dead end here, or it, banned ids, min_tokens and a "
             "logits_processor together leave none; loosen one of them."
         )
-    return token
+    return accepted
 
 
 def verify(p: Tensor, draft: Draft, dice: Dice) -> Verdict:
@@ -112,25 +116,26 @@ def verify_greedy(scores: Tensor, best: Sequence[Sequence[int]], draft: Draft, w
         legal, n = span[: walk.legal(row)], 0
         while True:
             n += common_prefix(legal[n:], tokens[n:])
-            token = _best_legal(scores[row, n], tokens[n], walk, row, legal[:n])
+            token = _best_legal(scores, tokens[n], walk, row, legal[:n])
             if token not in legal[n : n + 1]:
                 break
             n += 1
-        blocks.append([*legal[:n], _drawn(token)])
+        blocks.append(_block(legal[:n], token))
     return blocks
 
 
 def _best_legal(scores: Tensor, best: int, walk: Walk, row: int, accepted: list[int]) -> int:
-    """The best of the tokens that are legal behind the accepted ones, by scores ``[V]``; ``best`` is the best of all.
+    """The best token of a row that is legal behind the accepted ones, ``best`` being the best of all.
 
     A mask is made only where that one is not legal.
     """
     if (forced := walk.forced(row, behind=accepted)) is not None:
-        return forced if float(scores[forced]) > -math.inf else NO_TOKEN
+        return forced if float(scores[row, len(accepted), forced]) > -math.inf else NO_TOKEN
     walk.stand_behind(row, accepted)
-    if walk.take(row, best) or (mask := walk.mask(row)) is None:
+    if walk.take(row, best):
         return best
-    return best_legal(scores, mask)
+    mask = walk.mask(row)
+    return best if mask is None else best_legal(scores[row, len(accepted)], mask)
 
 
 def _leading(accepted: Tensor) -> Tensor:
@@ -194,15 +199,14 @@ class SpeculativeDecoder:
             drafting = laps.total_s
             laps.move(walk.seconds, "draft_s", to="mask_s")
             with Stopwatch(self.device) as watch:
-                contexts, last = batch.contexts(draft.spans), [len(span) + 1 for span in draft.spans]
-                logits, best = self._next(contexts, last)
+                logits = self.target.next_logits(batch.contexts(draft.spans), [len(span) + 1 for span in draft.spans])
             laps.lap("verify_s")
             walk.follow(draft.spans)
             mask = walk.masks(draft.spans).tensor if batch.needs_laws else None
-            names = [_names(walk, row, sources) for row, sources in enumerate(draft.sources)]
+            draft = _forced_named(draft, walk)
             masked_at, masking, detokenizing = laps.lap("mask_s"), walk.seconds, batch.detokenize_seconds
-            blocks, p = self._verified(batch, draft, walk, logits, best, mask)
-            rows = [_commit(batch, row, block, names[row], walk, p, logits) for row, block in enumerate(blocks)]
+            blocks, p = self._verified(batch, draft, walk, logits, mask)
+            rows = [_commit(batch, row, block, draft, walk, p, logits) for row, block in enumerate(blocks)]
         finally:
             walk.settle()  # until the commit a round changes nothing, so that one that fails can be played again
         laps.lap("sample_s")
@@ -213,25 +217,17 @@ class SpeculativeDecoder:
         laps.move(batch.detokenize_seconds - detokenizing, "sample_s", to="detokenize_s")
         return RoundStats(tuple(rows), laps.seconds, width)
 
-    @staticmethod
     def _verified(
-        batch: Batch, draft: Draft, walk: Walk, logits: Tensor, best: list[list[int]] | None, mask: Tensor | None
+        self, batch: Batch, draft: Draft, walk: Walk, logits: Tensor, mask: Tensor | None
     ) -> tuple[list[list[int]], Tensor | None]:
-        """What each row emits, and the law p where one was needed. ``best`` are the logits' best tokens, if known."""
+        """What each row emits, and the law p where one was needed."""
         prefixes = batch.prefixes(draft.spans)
         if not batch.needs_laws:
             scores = adjusted(logits, batch.params, prefixes)
-            if best is None or scores is not logits:
-                best = best_tokens(scores)
-            return verify_greedy(scores, best, draft, walk), None
+            known = None if self._best is None else self._best.best_of(scores)
+            return verify_greedy(scores, known or best_tokens(scores), draft, walk), None
         p = warp(logits, batch.params, mask, prefixes)
         return VERIFY[batch.acceptance](p, draft, batch.dice).blocks(draft, p), p
-
-    def _next(self, contexts: list[list[int]], last: list[int]) -> tuple[Tensor, list[list[int]] | None]:
-        """The target's logits, and their best tokens where it tells."""
-        if self._best is not None:
-            return self._best.next_best(contexts, last)
-        return self.target.next_logits(contexts, last), None
 
     def prefill(self, contexts: list[list[int]]) -> dict[str, float]:
         """Let target and drafter compute what they will need of these contexts. Costs time, changes nothing.
@@ -250,19 +246,24 @@ class SpeculativeDecoder:
         return laps.seconds
 
 
-def _names(walk: Walk, row: int, sources: Sequence[str]) -> list[str]:
-    """Who drafted each token of a row; the grammar, where it left no choice."""
-    choices = walk.choices(row, len(sources))
-    return [source if choice else FORCED for source, choice in zip(sources, choices, strict=True)]
+def _forced_named(draft: Draft, walk: Walk) -> Draft:
+    """The draft, with the grammar as the drafter of each token that it left no choice about."""
+    named = copy(draft)
+    named.sources = [
+        [source if choice else FORCED for source, choice in zip(sources, walk.choices(row, len(sources)), strict=True)]
+        for row, sources in enumerate(draft.sources)
+    ]
+    return named
 
 
 def _commit(
-    batch: Batch, row: int, block: list[int], names: list[str], walk: Walk, p: Tensor | None, logits: Tensor
+    batch: Batch, row: int, block: list[int], draft: Draft, walk: Walk, p: Tensor | None, logits: Tensor
 ) -> RowStats:
     """Commit the block of a row; count what each drafter proposed and what was kept of it."""
     taken = batch.commit(row, block, p, logits, walk.leave(row, block))
-    accepted = names[: min(len(block) - 1, taken)]
-    return RowStats(Counter(names), Counter(accepted), taken, walk.constrained(row, taken))
+    accepted = min(taken, common_prefix(draft.spans[row], block))
+    sources = draft.sources[row]
+    return RowStats(Counter(sources), Counter(sources[:accepted]), taken, walk.constrained(row, taken))
 
 
 def _draft_length(gamma: int | Literal["auto"] | DraftLength, target: LanguageModel, drafter: Drafter) -> DraftLength:

@@ -50,7 +50,7 @@ class Laps:
 @dataclass(frozen=True)
 class RowStats:
     """One row of one round: tokens that each drafter proposed, those of them that the target accepted, all that were
-    committed, and those of them that a grammar's mask was over."""
+    committed, and those of them that a grammar had a say in."""
 
     drafted: Mapping[str, int]
     accepted: Mapping[str, int]

@@ -11,6 +11,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
+from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +26,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedModel
 
-from agentspec import CausalLM, sampling
+from agentspec import Batch, CausalLM, PromptLookupDrafter, SamplingParams, Sequence, SpeculativeDecoder, sampling
 from agentspec import dice as dice_module
 from agentspec import kernels as kernels_module
 from agentspec.dice import CoupledDice, Dice, Role
@@ -525,42 +526,105 @@ def test_a_pass_tells_the_best_tokens_of_its_scores(known: int, threads: int) ->
     try:
         torch.set_num_threads(threads)
         for last in ([2, 3, 9, 5], [0, 1, 1, 1], [7, 3, 0, 0]):
-            logits, best = lm.next_best(contexts, last)
-            assert best == [row[:count] for row, count in zip(best_tokens(logits), last, strict=True)]
-            assert torch.equal(logits, lm.next_logits(contexts, last))
+            logits = lm.next_logits(contexts, last)
+            told = lm.best_of(logits)
+            assert told == [row[:count] for row, count in zip(best_tokens(logits), last, strict=True)]
     finally:
         torch.set_num_threads(before)
 
 
 @needs_compiler
-def test_a_pass_in_parts_does_not_tell_best_tokens() -> None:
-    lm = CausalLM(compiled(build("Llama", 0, **SIZES | WHOLE)), rows=2)
-    assert lm.next_best([[1, 2, 3]], [2])[1] is not None
-    assert lm.next_best([[1, 2, 3], [*range(1, 60)]], [2, 2])[1] is None  # the long one is read by itself
-    lm.model.model.norm.register_forward_hook(lambda *_: None)
-    assert lm.next_best([[1, 2, 3]], [2])[1] is None
-    assert lm.next_best([], [])[1] == []
+def test_best_tokens_are_told_of_these_logits_alone() -> None:
+    lm, contexts = CausalLM(compiled(build("Llama", 0, **SIZES | WHOLE)), rows=2), [[1, 2, 3], [*range(1, 60)]]
+    assert lm.best_of(torch.zeros(1, 1, VOCABULARY)) is None
+    logits = lm.next_logits(contexts, [2, 2])  # the long one is read by itself
+    assert lm.best_of(logits) == best_tokens(logits)
+    assert lm.best_of(logits.clone()) is None
+    other = lm.next_logits(contexts, [1, 1])
+    assert (lm.best_of(logits), lm.best_of(other)) == (None, best_tokens(other))
+    other[0, 0, 7] = 1e9
+    assert lm.best_of(other) is None
+    lm.model.model.norm.register_forward_hook(lambda *_: None)  # the pass is computed in parts, which do not tell
+    assert lm.best_of(lm.next_logits(contexts, [2, 2])) is None
+
+
+class Biased(CausalLM):
+    """One that always says 7, by a tensor of its own or by writing into the other's."""
+
+    how = "not at all"  # while it is made
+
+    def next_logits(self, contexts: SequenceOf[list[int]], last: SequenceOf[int]) -> Tensor:
+        logits = super().next_logits(contexts, last)
+        if self.how == "in place":
+            logits[..., 7] = 1e9
+        if self.how == "by another":
+            return logits + 1e9 * torch.nn.functional.one_hot(torch.tensor(7), self.vocab_size)
+        return logits
+
+
+class Around:
+    """A model around another, which it asks for whatever it lacks."""
+
+    def __init__(self, model: CausalLM) -> None:
+        self.model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def next_logits(self, contexts: SequenceOf[list[int]], last: SequenceOf[int]) -> Tensor:
+        return -self.model.next_logits(contexts, last)
 
 
 @needs_compiler
-@pytest.mark.parametrize("change", ["ties", "a single score", "no number", "no score"])
-def test_the_best_token_is_the_first_with_a_score(change: str) -> None:
-    bias = torch.full((300,), -math.inf if change in ("a single score", "no score") else 0.0)
-    if change == "a single score":
-        bias[299] = 0.0
-    if change == "no number":
-        bias[17] = math.nan
-    if change == "ties":
-        bias[[40, 170, 260]] = 1e9  # beside which all else vanishes
-    model = compiled(build("Llama", 0, **SIZES | WHOLE | {"vocab_size": 300}))
-    lm = CausalLM(model, rows=2)
+def test_who_changes_the_scores_has_the_last_word() -> None:
+    for how in ("in place", "by another"):
+        model = Biased(compiled(build("Llama", 0, **SIZES | WHOLE)), rows=2)
+        model.how = how
+        assert said(model) == [7] * 5
+    plain = CausalLM(compiled(build("Llama", 0, **SIZES | WHOLE)), rows=2)
+    expected: list[int] = []
+    for _ in range(5):
+        expected.append(int(plain.next_logits([[1, 2, *expected]], [1])[0, 0].argmin()))
+    assert said(Around(plain)) == expected
+    first = said(plain)[0]
+    assert first not in said(plain, banned_token_ids=(first,))
+    assert said(plain, logit_bias={9: 1e6}) == [9] * 5
+
+
+def said(model: Any, **settings: Any) -> list[int]:
+    """Five greedy tokens, by speculation and without; they are the same."""
+    texts = []
+    for drafter in (None, PromptLookupDrafter(min_ngram=1)):
+        sequence = Sequence([1, 2], SamplingParams(temperature=0, max_tokens=5, **settings), seed=0)
+        decoder = SpeculativeDecoder(model, drafter, 3)
+        while sequence.finish_reason is None:
+            decoder.round(Batch([sequence]))
+        texts.append(sequence.tokens)
+    assert texts[0] == texts[1]
+    return texts[0]
+
+
+@needs_compiler
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("change", ["ties", "a single score", "no number", "no number at the end", "no score"])
+def test_the_best_token_is_the_first_with_a_score(change: str, threads: int) -> None:
+    bias = torch.full((2001,), -math.inf if change in ("a single score", "no score") else 0.0)
+    ids = {"ties": [40, 1100, 1900], "a single score": [2000], "no number": [17], "no number at the end": [2000]}
+    if change in ids:  # ties: beside so much, all else vanishes
+        bias[ids[change]] = {"ties": 1e9, "a single score": 0.0}.get(change, math.nan)
+    lm = CausalLM(compiled(build("Llama", 0, **SIZES | WHOLE | {"vocab_size": 2001})), rows=2)
     lm.model.lm_head.bias = torch.nn.Parameter(bias, requires_grad=False)
-    [told] = lm.next_best([[1, 2, 3]], [2])[1] or [[]]
-    expected = {"ties": 40, "a single score": 299}.get(change, NO_TOKEN)
-    assert told == [expected, expected]
-    assert best_tokens(lm.next_logits([[1, 2, 3]], [2])) == [told]
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        logits = lm.next_logits([[1, 2, 3]], [2])
+        expected = {"ties": 40, "a single score": 2000}.get(change, NO_TOKEN)
+        assert lm.best_of(logits) == best_tokens(logits) == [[expected, expected]]
+    finally:
+        torch.set_num_threads(before)
 
 
+@needs_compiler
 def test_angles_are_the_same_in_whatever_steps_they_are_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     lm, context = CausalLM(compiled(llama(**WHOLE))), [i * 7 % VOCABULARY for i in range(60)]
     expected = lm.next_logits([context], [60])

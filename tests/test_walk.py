@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import random
 from collections.abc import Sequence as SequenceOf
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from enumeration import AutomatonMatcher
+import torch
+from enumeration import AutomatonMatcher, TableModel
+from torch import Tensor
 
-from agentspec import CausalLM, Grammar, GrammarError, SamplingParams, Sequence
+from agentspec import (
+    Cascade,
+    CausalLM,
+    Drafter,
+    FinishReason,
+    Grammar,
+    GrammarError,
+    PromptLookupDrafter,
+    SamplingParams,
+    Sequence,
+    SpeculativeDecoder,
+)
 from agentspec.constraints import GrammarCompiler, Matcher, Walk, compiler
 from agentspec.constraints.llguidance import LLGuidanceMatcher
+from agentspec.drafters import Draft
+from agentspec.errors import InvalidRequestError
 from agentspec.sequence import Batch
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
@@ -103,6 +121,12 @@ def test_a_walk_stands_where_it_is_sent(grammars: GrammarCompiler, grammar: Gram
             assert (walk.tokens(0), walk.legal(0)) == (place, straight.legal(0))
             assert walk.mask(0) == straight.mask(0)
             assert (walk.is_open(0), walk.forced(0)) == (straight.is_open(0), straight.forced(0))
+            if walk.is_open(0):
+                mask = walk.mask(0)
+                assert mask is not None
+                assert mask.first is not None
+                assert walk.take(0, mask.first)
+                assert walk.legal(0) == len(place) + 1
         walk.settle()
         assert matcher.allowed() == grammars.matcher(grammar).allowed()
 
@@ -149,7 +173,94 @@ def test_a_commit_goes_on_from_where_the_matcher_stands(block: SequenceOf[int], 
         assert ahead.matcher.path == plain.matcher.path
 
 
+@pytest.mark.parametrize("banned", [(0,), (0, 1)])
+@pytest.mark.parametrize("gamma", [0, 3])
+def test_a_forced_token_without_a_score_is_no_token(gamma: int, banned: tuple[int, ...]) -> None:
+    grammar, target = AutomatonMatcher({0: {0: 1}, 1: {0: 0, 1: 0}}, set()), TableModel(3, seed=1)
+    sequence = Sequence([1], SamplingParams(temperature=0, banned_token_ids=banned), matcher=grammar)
+    with pytest.raises(InvalidRequestError, match="No token may come next"):
+        SpeculativeDecoder(target, Cascade(), gamma).round(Batch([sequence]))
+    assert (sequence.tokens, grammar.path) == ([], [0])
+
+
+@pytest.mark.parametrize("logprobs", [None, 0])
+@pytest.mark.parametrize("acceptance", ["rejection", "coupled"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_text_that_ends_before_a_dead_end_is_no_error(temperature: float, acceptance: Any, logprobs: Any) -> None:
+    """Behind the end of the text, which a stop string or a limit of tokens is, nothing needs to be legal."""
+    edges: dict[int, dict[int, int]] = {0: {0: 1}, 1: {1: 2}, 2: {}}
+    told = {}
+    for gamma in (0, 5):
+        for settings in ({"max_tokens": 9}, {"max_tokens": 9, "stop_token_ids": (1,)}):
+            params = SamplingParams(temperature=temperature, logprobs=logprobs, **settings)
+            matcher = AutomatonMatcher(edges, {1} if "stop_token_ids" in settings else set())
+            sequence = Sequence([2], params, matcher=matcher, seed=3, acceptance=acceptance)
+            decoder = SpeculativeDecoder(TableModel(3, seed=1), Script([0, 1]), gamma)
+            with suppress(InvalidRequestError):  # "No token may come next"
+                while sequence.finish_reason is None:
+                    decoder.round(Batch([sequence]))
+            told[gamma, len(settings)] = sequence.tokens, sequence.finish_reason
+    assert told[0, 1] == told[5, 1] == ([0, 1], None)  # an error, but what was said before it was said
+    assert told[0, 2] == told[5, 2] == ([0, 1], FinishReason.STOP)
+
+
+class Script(Drafter):
+    """Drafts a text, wherever it stands in it, and walks over none of it."""
+
+    name = "script"
+
+    def __init__(self, tokens: SequenceOf[int]) -> None:
+        self._tokens = list(tokens)
+
+    def propose(self, batch: Batch, gamma: SequenceOf[int], walk: Walk) -> Draft:
+        return Draft.of_spans(
+            [self._tokens[s.length :][:n] for s, n in zip(batch.sequences, gamma, strict=True)], batch.device
+        )
+
+
+def test_a_matcher_that_cannot_go_back_keeps_no_other_from_it() -> None:
+    class Stuck(AutomatonMatcher):
+        def rewind(self, count: int) -> None:
+            raise GrammarError("stuck")
+
+    matchers = [kind({0: {0: 0}}, set()) for kind in (AutomatonMatcher, Stuck, AutomatonMatcher)]
+    walk = Walk(Batch([Sequence([0], matcher=matcher) for matcher in matchers]), 3)
+    walk.follow([[0, 0]] * 3)
+    with pytest.raises(GrammarError, match="stuck"):
+        walk.settle()
+    assert [matcher.path for matcher in matchers] == [[0], [0, 0, 0], [0]]
+
+
 # llguidance: what is told without a mask
+
+
+class Noise:
+    """Scores that are a function of the context's length."""
+
+    vocab_size = 49_152
+
+    def next_logits(self, contexts: SequenceOf[list[int]], last: SequenceOf[int]) -> Tensor:
+        generators = [torch.Generator().manual_seed(len(context)) for context in contexts]
+        return torch.stack([torch.randn(max(last), self.vocab_size, generator=dice) for dice in generators])
+
+
+@pytest.mark.parametrize("logprobs", [None, 0])
+def test_a_row_without_a_token_costs_the_others_nothing(grammars: GrammarCompiler, logprobs: Any) -> None:
+    def nothing(prefix: list[int], scores: Tensor) -> Tensor:
+        return scores - math.inf
+
+    params = SamplingParams(temperature=0, max_tokens=4, logprobs=logprobs)
+    rows = [
+        Sequence([1, 2], each, matcher=grammars.matcher(GRAMMARS["regex"]), end_tokens=[END])
+        for each in (params, dataclasses.replace(params, logits_processor=(nothing,)), params)
+    ]
+    decoder = SpeculativeDecoder(Noise(), Cascade([PromptLookupDrafter(min_ngram=1)]), 3)
+    with pytest.raises(InvalidRequestError, match="No token may come next"):
+        decoder.round(Batch(rows))
+    fresh = grammars.matcher(GRAMMARS["regex"])
+    assert all(row.matcher is not None and row.matcher.allowed() == fresh.allowed() for row in rows)
+    decoder.round(Batch([rows[0], rows[2]]))
+    assert rows[0].tokens == rows[2].tokens != rows[1].tokens == []
 
 
 def texts_of_tools() -> list[tuple[Grammar, str]]:
@@ -168,11 +279,13 @@ def texts_of_tools() -> list[tuple[Grammar, str]]:
 
 
 def test_a_token_is_taken_where_a_mask_has_it(tokenizer: Any) -> None:
-    grammars, places = compiler(tokenizer, len(tokenizer)), 0
+    grammars, places, over = compiler(tokenizer, len(tokenizer)), 0, 0
     for grammar in (*GRAMMARS.values(), *(grammar for grammar, _ in texts_of_tools()[:6])):
         matcher, choose = grammars.matcher(grammar), random.Random(0)
         for _ in range(60):
             mask, options = matcher.allowed(), legal(matcher)
+            assert matcher.is_over() == (matcher.is_complete() and mask.is_empty)
+            over += matcher.is_over()
             if not options:
                 break
             if matcher.forced() is None:
@@ -188,6 +301,7 @@ def test_a_token_is_taken_where_a_mask_has_it(tokenizer: Any) -> None:
                 assert mask.only == matcher.forced()
             matcher.advance(choose.choice(options))
     assert places > 20
+    assert over
 
 
 def test_what_is_forced_is_cut_alike_from_every_place(tokenizer: Any) -> None:
@@ -224,6 +338,7 @@ def test_forced_tokens_are_known_again_behind_a_rewind(tokenizer: Any) -> None:
         at -= back
         for token in told[at : choose.randint(at, len(told))]:
             assert matcher.forced() == token == matcher.allowed().only
-            assert not matcher.advance(token + 1)
+            [*shorter] = tokenizer.encode(tokenizer.decode([token])[:1], add_special_tokens=False)
+            assert not any(matcher.advance(other) for other in (*shorter, token + 1) if other != token)
             assert matcher.advance(token)
             at += 1

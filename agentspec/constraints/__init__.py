@@ -1,4 +1,4 @@
-"""The constraint seam: what a grammar is, and the only masks that p and q ever see.
+"""The constraint seam: what a grammar is, and who is asked what is legal, for p and for q.
 
 A ``Grammar`` is a description (hashable, serialisable, part of a request). A ``GrammarCompiler`` makes matchers of it
 for one vocabulary. A ``Walk`` goes along a draft and asks what is legal at every position, for the drafter and for the

@@ -144,20 +144,26 @@ class LLGuidanceMatcher(Matcher):
 
     def forced(self) -> int | None:
         """The token that has to come next; None where there is a choice, or nothing to come."""
-        begin, run = self._runs[-1] if self._runs else (0, [])
-        if not begin <= self._length < begin + len(run):
-            begin, run = self._length, [] if self._matcher.is_stopped() else self._matcher.compute_ff_tokens()
+        token = self._known_forced()
+        if token is None and not self._matcher.is_stopped():
+            run = self._matcher.compute_ff_tokens()
             self._check()
-            if not run:
-                return None
-            self._runs.append((begin, run))
-        token = run[self._length - begin]
+            if run:
+                self._runs.append((self._length, run))
+                token = run[0]
         return token if token not in self._ends else None
+
+    def _known_forced(self) -> int | None:
+        """The token that has to come next, where that was found before."""
+        begin, run = self._runs[-1] if self._runs else (0, [])
+        return run[self._length - begin] if begin <= self._length < begin + len(run) else None
 
     def advance(self, token: int) -> bool:
         """Take one token; False, and no change, where it is not allowed."""
-        if token in self._ends:
-            return False  # llguidance takes it at the end, and does not count it when it rewinds
+        if token in self._ends or not 0 <= token < self._vocab_size:
+            return False  # llguidance takes an end token, and does not count it when it rewinds; others are its errors
+        if self._known_forced() not in (None, token):
+            return False
         taken = self._matcher.try_consume_tokens([token]) == 1
         self._check()
         self._length += taken
@@ -174,6 +180,10 @@ class LLGuidanceMatcher(Matcher):
     def is_complete(self) -> bool:
         """Whether the text so far is a whole sentence of the grammar."""
         return self._matcher.is_accepting()
+
+    def is_over(self) -> bool:
+        """Whether the text so far is a whole sentence, and no token may come next."""
+        return self._matcher.is_stopped() and self._matcher.is_accepting()
 
     def _check(self) -> None:
         if self._matcher.is_error():

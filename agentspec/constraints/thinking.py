@@ -67,6 +67,10 @@ class BudgetedMatcher(Matcher):
         """Whether the text so far is a whole sentence of the grammar, its thought closed where it has to be."""
         return not self._is_spent() and self._matcher.is_complete()
 
+    def is_over(self) -> bool:
+        """Whether the text so far is a whole sentence, and no token may come next."""
+        return not self._is_spent() and self._matcher.is_over()
+
     def _is_spent(self) -> bool:
         """Whether the budget is used up and the thought goes on."""
         state = self._states[-1]

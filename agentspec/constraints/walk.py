@@ -26,7 +26,8 @@ class Walk:
         batch: whose drafts.
         vocab_size: ids that the target scores.
         keeps_masks: whether the mask of every position will be asked for (``masks``). Otherwise one is made where
-            somebody asks for it: to tell whether a token is legal, or the only one, takes none.
+            somebody asks for it: to tell whether a token is legal, or forced, takes none. (Without it a token may pass
+            for one of several that is the only one for another reason than the grammar's: for want of tokens, say.)
     """
 
     def __init__(self, batch: Batch, vocab_size: int, *, keeps_masks: bool = True) -> None:
@@ -161,9 +162,19 @@ class Walk:
         return sum(place is not None for place in self._rows[row].places[:count])
 
     def settle(self) -> None:
-        """Put every matcher back to the start of the walk, but for those of rows that were given up."""
+        """Put every matcher back to the start of the walk, but for those of rows that were given up.
+
+        Raises:
+            GrammarError: where one cannot go back; the others have.
+        """
+        errors = []
         for row in self._rows:
-            row.settle()
+            try:
+                row.settle()
+            except GrammarError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
 
 class _Place:
@@ -265,21 +276,24 @@ class _RowWalk:
     def _place(self) -> _Place | None:
         if self._matcher is None or not self.is_open:
             return None
+        if self._matcher.is_over():
+            self._closed_at = len(self.tokens)
+            return None  # the commit ends the sequence before anything is drawn here
         place = _Place()
         place.forced = None if self._keeps_masks else self._matcher.forced()
         place.is_complete = self._matcher.is_complete()
-        if self._keeps_masks or place.is_complete or place.forced in self.sequence.end_tokens:
+        if place.is_complete and self.sequence.end_tokens:
+            place.forced = None
+        if self._keeps_masks or place.forced in self.sequence.end_tokens:
             self._ask_mask(place)
-        is_over = place.is_complete and not self.is_open
-        return None if is_over else place  # the commit ends the sequence before anything is drawn behind a grammar
+        return place
 
     def _ask_mask(self, place: _Place) -> None:
         assert self._matcher is not None
-        going_on = self._matcher.allowed()
-        place.mask = going_on.but(self.sequence.end_tokens, legal=place.is_complete)
+        place.mask = self._matcher.allowed().but(self.sequence.end_tokens, legal=place.is_complete)
         place.forced = place.mask.only
-        if going_on.is_empty or place.mask.is_empty:
-            self._closed_at = len(self.tokens)  # over; or a dead end, which is an error for a text that gets here
+        if place.mask.is_empty:
+            self._closed_at = len(self.tokens)  # a dead end: an error, but only for a text that gets here
 
     def _takes(self, token: int) -> bool:
         """Whether a token is legal where the walk stands. The matcher moves on by it."""

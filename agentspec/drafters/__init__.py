@@ -5,7 +5,7 @@
    confidence, not because the target would forbid it. (A token that is a function of its context may be left out:
    leaving it out is a function of the context too.)
 3. The drafter of position i is chosen from the context, drafted prefix included, never from what it drew.
-4. Masks come from the round's ``Walk``; the target sees the same objects.
+4. What is legal is asked of the round's ``Walk``; the target asks it too.
 
 A drafter that keeps it may propose anything, at any cost to speed alone.
 """
@@ -180,7 +180,7 @@ class Drafter(ABC):
     def propose(self, batch: Batch, gamma: Sequence[int], walk: Walk) -> Draft:
         """Draft at most ``gamma[b]`` tokens for row b, behind where ``walk`` stands.
 
-        Reads contexts and masks from the walk, and walks over what it drafts.
+        Reads contexts from the walk, asks it what is legal, and walks over what it drafts.
         """
 
     def prefill(self, contexts: Sequence[list[int]]) -> None:

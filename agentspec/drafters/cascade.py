@@ -72,7 +72,7 @@ class Cascade(Drafter):
             for k, token in enumerate(span):
                 rows[b].add(token, names[b][k], evidence[b][k], None if draft.q is None else draft.q[b, k])
                 rows[b].gamma -= 1
-            rows[b].heard[drafter] = len(rows[b].tokens)
+            rows[b].heard[id(drafter)] = len(rows[b].tokens)
         return any(draft.spans)
 
 
@@ -87,11 +87,11 @@ class _Row:
         self.sources: list[str] = []
         self.evidence: list[int] = []
         self.laws: list[Tensor | None] = []
-        self.heard: dict[Drafter, int] = {}  # the length of the draft behind what a drafter said last
+        self.heard: dict[int, int] = {}  # by the drafter's id, the length of the draft behind what a drafter said last
 
     def left(self, drafter: Drafter, most: int) -> int:
         """How many tokens a drafter may add; none where nothing was said since it said all it had to say."""
-        if self.heard.get(drafter) == len(self.tokens):
+        if self.heard.get(id(drafter)) == len(self.tokens):
             return 0
         return min(self.gamma, self.room, most - self.sources.count(drafter.name))
 

@@ -52,12 +52,13 @@ class CachingModel(LanguageModel, Protocol):
 
 @runtime_checkable
 class BestModel(LanguageModel, Protocol):
-    """A model that can tell the best tokens as it scores them, which takes less than to look for them afterwards."""
+    """A model that finds the best tokens as it scores them, which takes less than to look for them afterwards."""
 
-    def next_best(self, contexts: Sequence[list[int]], last: Sequence[int]) -> tuple[Tensor, list[list[int]] | None]:
-        """``next_logits``, and the first best token after each of the final ``last[b]`` tokens of ``contexts[b]``.
+    def best_of(self, logits: Tensor) -> list[list[int]] | None:
+        """The first best token after each of the final ``last[b]`` tokens, where ``logits`` are as it returned them.
 
-        ``NO_TOKEN`` stands where none has a score above -inf, or one is NaN; None for all where it cannot tell.
+        ``NO_TOKEN`` stands where none has a score above -inf, or one is NaN. None where it cannot tell, and for other
+        logits: a model around this one may have made them.
         """
         ...
 

@@ -14,13 +14,13 @@ from transformers import PreTrainedModel
 from agentspec.errors import ContextOverflowError, InvalidRequestError, ModelLoadError, expect_option
 from agentspec.kernels import COMPILE_OPTIONS, Compile
 from agentspec.models.attention import EAGER, narrow_window, preferred_attention, set_attention
-from agentspec.models.compiled_pass import Scored
 from agentspec.models.forward import SHORT_FEED, Feed, Forward
 from agentspec.models.fusion import fused_modules
 from agentspec.models.graphs import ROUNDING, recorder_for
 from agentspec.models.kv_cache import RaggedKV
 from agentspec.models.loading import forward_keywords, load_module, longest_context, parse_dtype, usable_device
 from agentspec.models.packing import compiled_by, layouts
+from agentspec.models.scored import Scored, Told
 from agentspec.models.tuning import tune
 from agentspec.threads import apart
 
@@ -63,6 +63,7 @@ class CausalLM:
         self.kv = RaggedKV(rows=2, max_slots=self._max_context + SHORT_FEED)
         self._forward = Forward(self.model, self.kv, keywords, self._vocab_size)
         self.prefill_chunk = prefill_chunk
+        self._told = Told()
         self.computed_tokens = 0
         """Tokens fed to the model so far, padding not counted."""
         self._probe()
@@ -200,14 +201,10 @@ class CausalLM:
         ``InvalidRequestError`` for empty contexts, unknown ids, a ``last`` outside ``0 .. len(context)``, or a context
         whose K and V exceed the memory budget.
         """
-        return self.next_best(contexts, last)[0]
-
-    def next_best(self, contexts: Sequence[list[int]], last: Sequence[int]) -> tuple[Tensor, list[list[int]] | None]:
-        """``next_logits``, and the first best token of every position where the passes told: see ``BestModel``."""
         known = list(map(self.cached_tokens, contexts))
         self._validate(contexts, last, known)
         if not contexts:
-            return torch.empty(0, 0, self.vocab_size, device=self.device), []
+            return torch.empty(0, 0, self.vocab_size, device=self.device)
         first_seen: dict[tuple[int, ...], int] = {}
         twins = [first_seen.setdefault(tuple(context), index) for index, context in enumerate(contexts)]
         asked = dict.fromkeys(first_seen.values(), 0)
@@ -222,12 +219,16 @@ class CausalLM:
             tails |= self._serve({index: contexts[index] for index in order[begin : begin + rows]}, asked)
         # Outside inference mode, so that callers get ordinary tensors.
         found = [tails[twin].last(count) for twin, count in zip(twins, last, strict=True)]
-        best, kept = [tail.best for tail in found if tail.best is not None], [tail.scores for tail in found]
+        kept = [tail.scores for tail in found]
         if len(kept) == 1 and not kept[0].is_inference():
             logits = kept[0][None]
         else:
             logits = torch.stack(kept) if len(set(map(len, kept))) == 1 else pad_sequence(kept, batch_first=True)
-        return logits, best if len(best) == len(kept) else None
+        return self._told.remember(logits, [tail.best for tail in found])
+
+    def best_of(self, logits: Tensor) -> list[list[int]] | None:
+        """The first best token of every position of the logits that were returned last: see ``BestModel``."""
+        return self._told.of(logits)
 
     def _validate(self, contexts: Sequence[list[int]], last: Sequence[int], known: Sequence[int]) -> None:
         """``known`` are lengths of prefixes that were validated before."""
@@ -278,7 +279,9 @@ class CausalLM:
             tokens = feed.tokens[offset : offset + self.prefill_chunk]
             wanted = min(len(tokens), max(0, offset + len(tokens) - feed.unasked))
             kept += self._pass([Feed(feed.context, feed.row, feed.start + offset, tokens, wanted)])
-        return Scored(torch.cat([part.scores for part in kept]))
+        known = [token for part in kept for token in part.best or []]
+        scores = torch.cat([part.scores for part in kept])
+        return Scored(scores, known if len(known) == len(scores) else None)
 
     def _read_short(self, feeds: list[Feed]) -> dict[int, Scored]:
         """Read short feeds of ascending rows in one forward: ``{context: [last, V]}``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from agentspec.models.kv_cache import RaggedKV
 from agentspec.models.loading import longest_context
 from agentspec.models.packing import PanelLinear
 from agentspec.models.panels import FORMATS
+from agentspec.models.scored import Scored
 from agentspec.tokens import NO_TOKEN
 
 if TYPE_CHECKING:
@@ -25,23 +26,6 @@ if TYPE_CHECKING:
 
 _STEP = 1024  # slots whose angles are computed at once: always the same, and so the same numbers
 _INTEGERS = ctypes.POINTER(ctypes.c_int64)
-
-
-class Scored(NamedTuple):
-    """What there is behind some positions of a context.
-
-    Args:
-        scores: ``[positions, V]``.
-        best: the first best token of each, ``NO_TOKEN`` where none has a score; None where the pass did not tell.
-    """
-
-    scores: Tensor
-    best: list[int] | None = None
-
-    def last(self, count: int) -> Scored:
-        """What there is behind the last ``count`` positions."""
-        begin = len(self.scores) - count
-        return Scored(self.scores[begin:], None if self.best is None else self.best[begin:])
 
 
 class _Around(ctypes.Structure):

@@ -44,7 +44,7 @@ Best best_within(const float* scores, int64_t begin, int64_t end) {
 }
 
 // Of each row of scores, size of them, step apart, the first token with the greatest; -1 where none is above -inf, or
-// one is NaN. Threads share the columns as in a product: what they computed there they find in their own caches.
+// one is NaN. Threads share the columns nearly as in a product: what they computed there they find in their own caches.
 void best_tokens(const float* scores, int64_t rows, int64_t size, int64_t step, int64_t* tokens, int threads) {
     std::vector<Best> parts(rows * threads);
 #pragma omp parallel for num_threads(threads) schedule(static) if (rows > 0)

@@ -1,0 +1,46 @@
+"""What a pass finds behind some positions: scores, and which tokens have the best."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Scored(NamedTuple):
+    """What there is behind some positions of a context.
+
+    Args:
+        scores: ``[positions, V]``.
+        best: the first best token of each, ``NO_TOKEN`` where none has a score; None where the pass did not tell.
+    """
+
+    scores: Tensor
+    best: list[int] | None = None
+
+    def last(self, count: int) -> Scored:
+        """What there is behind the last ``count`` positions."""
+        begin = len(self.scores) - count
+        return Scored(self.scores[begin:], None if self.best is None else self.best[begin:])
+
+
+class Told:
+    """The best tokens of some logits, for as long as these are as they were."""
+
+    def __init__(self) -> None:
+        self._logits: Callable[[], Tensor | None] = lambda: None
+        self._version = 0
+        self._best: list[list[int]] = []
+
+    def remember(self, logits: Tensor, best: Sequence[list[int] | None]) -> Tensor:
+        """``logits`` ``[B, K, V]``, whose best tokens are these; not all are known where one of them is None."""
+        known = [tokens for tokens in best if tokens is not None]
+        if len(known) == len(best):
+            self._logits, self._version, self._best = weakref.ref(logits), logits._version, known
+        return logits
+
+    def of(self, logits: Tensor) -> list[list[int]] | None:
+        """The best tokens of ``logits``; None for other ones, and for those that were written to since."""
+        return self._best if self._logits() is logits and logits._version == self._version else None

@@ -95,7 +95,7 @@ class SuffixDrafter(Drafter):
     def prefill(self, contexts: Sequence[list[int]]) -> None:
         """Index the contexts, so that the first proposal need not."""
         for context in contexts:
-            self._prompts.known(array("i", context))
+            self._prompts.prepare(context)
 
     def _remember(self) -> None:
         """Keep the outputs of the last round's sequences that are over."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import weakref
 from array import array
-from collections import deque
-from collections.abc import Iterable
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
+from itertools import islice
 
 import numpy as np
 
@@ -17,6 +18,8 @@ from agentspec.sequence import Sequence as TokenSequence
 
 SEPARATOR = -1
 """Stands between texts that are kept in one array; equal to no token."""
+
+_RECENT = 32  # prompts that are looked at for one like another
 
 _GENERATIONS = 4  # the memory forgets in pieces of this part of it
 
@@ -130,29 +133,46 @@ class Prompts:
     def __init__(self, lengths: list[int], limit: int) -> None:
         self._lengths = lengths
         self._limit = limit
-        self._known: list[Prompt] = []  # oldest first
+        self._known: OrderedDict[Prompt, None] = OrderedDict()  # oldest first
+        self._tokens = 0  # of all of them
 
     def endings(self, sequence: TokenSequence) -> Endings:
         """Those of a sequence's prompt."""
-        prompt = self.known(array("i", sequence.context[: sequence.prompt_length]))
+        prompt = self._take_in(array("i", sequence.context[: sequence.prompt_length]))
         prompt.users.add(sequence)
         return prompt.endings
 
-    def known(self, ids: array[int]) -> Prompt:
-        """A prompt of these tokens; nobody reads it yet, and another may take its place."""
+    def prepare(self, context: Sequence[int]) -> None:
+        """Take in the beginning of a prompt that will be asked for soon. Nobody reads it yet: another may take its
+        place."""
+        ids = array("i", context)
+        if not any(known.ids[: len(ids)] == ids for known in self._recent()):
+            self._take_in(ids)
+
+    def _take_in(self, ids: array[int]) -> Prompt:
         prompt = self._nearest(ids) or Prompt(Endings(self._lengths))
-        self._known = [*(other for other in self._known if other is not prompt), prompt]
+        self._known[prompt] = None
+        self._known.move_to_end(prompt)
+        self._tokens += len(ids) - len(prompt.ids)
         prompt.become(ids)
-        while len(self._known) > 1 and sum(len(known.ids) for known in self._known) > self._limit:
-            del self._known[0]
+        while len(self._known) > 1 and self._tokens > self._limit:
+            oldest, _ = self._known.popitem(last=False)
+            self._tokens -= len(oldest.ids)
         return prompt
 
     def _nearest(self, ids: array[int]) -> Prompt | None:
         """The prompt that is this one, or that is mostly its beginning and in nobody's use."""
-        shared = [(_common(known.ids, ids), known) for known in self._known]
-        same = [known for n, known in shared if n == len(ids) == len(known.ids)]
-        begun = [(n, known) for n, known in shared if 2 * n > len(known.ids) and not known.is_used()]
-        return same[0] if same else max(begun, key=lambda item: item[0], default=(0, None))[1]
+        recent = self._recent()
+        same = next((known for known in recent if known.ids == ids), None)
+        if same is not None:
+            return same
+        shared = [(_common(known.ids, ids), known) for known in recent if not known.is_used()]
+        begun = [(n, known) for n, known in shared if 2 * n > len(known.ids)]
+        return max(begun, key=lambda item: item[0], default=(0, None))[1]
+
+    def _recent(self) -> list[Prompt]:
+        """Those that are looked at, the newest first."""
+        return list(islice(reversed(self._known), _RECENT))
 
 
 class Prompt:

@@ -130,7 +130,7 @@ def _best_legal(scores: Tensor, best: int, walk: Walk, row: int, accepted: list[
     A mask is made only where that one is not legal.
     """
     if (forced := walk.forced(row, behind=accepted)) is not None:
-        return forced if float(scores[row, len(accepted), forced]) > -math.inf else NO_TOKEN
+        return forced if forced == best or float(scores[row, len(accepted), forced]) > -math.inf else NO_TOKEN
     walk.stand_behind(row, accepted)
     if walk.take(row, best):
         return best

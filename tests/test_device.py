@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from enumeration import TableModel
+from enumeration import AutomatonMatcher, TableModel
 from torch import Tensor
 
 from agentspec import device, sampling, speculative
@@ -24,6 +24,7 @@ from agentspec.speculative import SpeculativeDecoder
 from agentspec.stats import Laps
 
 CPU = torch.device("cpu")
+BEST = int(TableModel().logits([0, 1, 2]).argmax())
 READS = ("tolist", "item", "__bool__", "__int__", "__float__", "__index__")
 
 
@@ -56,10 +57,27 @@ def batch_of(rows: int, **settings: Any) -> Batch:
 def test_the_host_reads_once_a_round_and_once_for_each_token_that_a_draft_model_draws(
     drafter: Drafter, settings: dict[str, Any], expected: int, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reads: list[str] = []
     decoder = SpeculativeDecoder(TableModel(), drafter, gamma=3)
-    batch = batch_of(rows, **settings)
-    monkeypatch.setattr(sampling, "_is_on_host", lambda tensor: False)  # as on a GPU
+    assert len(reads_of(decoder, batch_of(rows, **settings), monkeypatch)) == expected
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(("edges", "more"), [({0: 0, 1: 0, 2: 0}, 0), ({BEST: 0}, 0), ({(BEST + 1) % 3: 0}, 1)])
+def test_under_a_grammar_the_host_reads_again_only_where_the_best_token_is_not_legal(
+    edges: dict[int, int], more: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All tokens are legal, or the best one alone, or another one alone, whose score is looked at."""
+    batch = batch_of(rows, temperature=0.0)
+    for sequence in batch.sequences:
+        sequence.matcher = AutomatonMatcher({0: edges}, set())
+    reads = reads_of(SpeculativeDecoder(TableModel(), gamma=0), batch, monkeypatch)
+    assert len(reads) == 1 + more * rows
+
+
+def reads_of(decoder: SpeculativeDecoder, batch: Batch, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the host would wait for on a GPU, in a round."""
+    reads: list[str] = []
+    monkeypatch.setattr(sampling, "_is_on_host", lambda tensor: False)
     for name in READS:
         original = getattr(Tensor, name)
 
@@ -69,7 +87,7 @@ def test_the_host_reads_once_a_round_and_once_for_each_token_that_a_draft_model_
 
         monkeypatch.setattr(Tensor, name, read)
     decoder.round(batch)
-    assert len(reads) == expected
+    return reads
 
 
 def test_seconds_that_a_phase_waited_for_another_are_booked_where_they_belong(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@ how long the device was at it. On a CPU there is nothing beside, and all of this
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Sequence
@@ -24,6 +25,24 @@ def pinned(host: Tensor, device: torch.device | str) -> Tensor:
 def upload(host: Tensor, device: torch.device | str) -> Tensor:
     """``host`` on the device; nobody waits for the copy."""
     return pinned(host, device).to(device, non_blocking=True)
+
+
+def upload_beside(host: Tensor, device: torch.device | str) -> Tensor:
+    """``host`` on the device, copied while it computes what it was given before; what it is given next waits for it."""
+    at = torch.device(device)
+    if at.type != "cuda":
+        return upload(host, at)
+    copies, computed = _copies(at), torch.cuda.current_stream(at)
+    with torch.cuda.stream(copies):
+        there = upload(host, at)
+    computed.wait_stream(copies)
+    there.record_stream(computed)  # its memory is that of the other stream, which could give it away
+    return there
+
+
+@functools.cache
+def _copies(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def vector(values: Sequence[Any], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentspec.device import upload
+from agentspec.device import upload_beside
 
 _WORD = 8  # bytes
 
@@ -121,4 +121,4 @@ class Masks:
             for k, mask in enumerate(masks):
                 if mask is not None:
                     stacked[row, k] = mask.tensor()
-        return upload(stacked, self._device)
+        return upload_beside(stacked, self._device)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from agentspec import device, sampling, speculative
 from agentspec.constraints import Walk
-from agentspec.device import Stopwatch, upload, vector, wait_for
+from agentspec.device import Stopwatch, upload, upload_beside, vector, wait_for
 from agentspec.drafters import Draft, Drafter
 from agentspec.drafters.cascade import Cascade
 from agentspec.drafters.model import ModelDrafter
@@ -137,12 +137,41 @@ def test_a_stopwatch_of_a_device_tells_how_long_it_ran_on(monkeypatch: pytest.Mo
     assert watch.runs_past(began + 1) == 0.0
 
 
+def test_masks_are_copied_beside_what_a_device_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    class Stream:
+        def __init__(self, name: Any) -> None:
+            self.name = str(name)
+
+        def wait_stream(self, other: Stream) -> None:
+            told.append(f"{self.name} waits for {other.name}")
+
+        def __enter__(self) -> None:
+            told.append(f"on {self.name}")
+
+        def __exit__(self, *_: object) -> None:
+            told.append("off it")
+
+    class There:
+        def record_stream(self, stream: Stream) -> None:
+            told.append(f"used by {stream.name}")
+
+    monkeypatch.setattr(device, "_copies", lambda at: Stream(f"copies of {at}"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda at: Stream(f"passes of {at}"))
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
+    monkeypatch.setattr(device, "upload", lambda host, at: There())
+    assert isinstance(upload_beside(torch.zeros(1), "cuda:1"), There)
+    passes, copies = "passes of cuda:1", "copies of cuda:1"
+    assert told == [f"on {copies}", "off it", f"{passes} waits for {copies}", f"used by {passes}"]
+
+
 def test_on_a_cpu_nothing_runs_beside_the_host() -> None:
     with Stopwatch(CPU) as watch:
         pass
     assert watch.runs_past(0.0) == 0.0
     wait_for(CPU)
     host = torch.tensor([1])
-    assert upload(host, CPU) is device.pinned(host, "cpu") is host
+    assert upload(host, CPU) is upload_beside(host, CPU) is device.pinned(host, "cpu") is host
     assert vector([1, 0], torch.zeros(1, dtype=torch.float64), torch.bool).tolist() == [True, False]
     assert vector([1, 0], torch.zeros(1, dtype=torch.float64)).dtype == torch.float64

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +15,8 @@ from agentspec.sampling import Prefix
 from agentspec.sequence import Batch
 from agentspec.sequence import Sequence as TokenSequence
 from agentspec.tokens import common_prefix
+
+T = TypeVar("T")
 
 
 class Walk:
@@ -35,7 +38,11 @@ class Walk:
         self._rows = [_RowWalk(sequence, keeps_masks) for sequence in batch.sequences]
         self._device: torch.device | str = batch.device
         self._forced_reserved = False
-        self.seconds = 0.0  # spent on grammars so far
+
+    @property
+    def seconds(self) -> float:
+        """Spent on grammars so far."""
+        return sum(row.seconds for row in self._rows)
 
     def drafted(self, row: int) -> int:
         """How many tokens have been walked in this row."""
@@ -74,39 +81,24 @@ class Walk:
         walk = self._rows[row]
         if behind is not None and len(behind) > len(walk.tokens):
             self.stand_behind(row, behind)
-        if not walk.is_seen:
-            started = time.perf_counter()
-            walk.see()
-            self.seconds += time.perf_counter() - started
-        place = walk.places[-1 if behind is None else len(behind)]
+        place = walk.see() if behind is None or len(behind) == len(walk.tokens) else walk.places[len(behind)]
         return None if place is None else place.forced
 
     def mask(self, row: int) -> TokenMask | None:
         """The tokens that are legal where the walk stands; None where all are."""
-        started = time.perf_counter()
-        mask = self._rows[row].mask()
-        self.seconds += time.perf_counter() - started
-        return mask
+        return self._rows[row].mask()
 
     def allows(self, row: int, token: int) -> bool:
         """Whether a token is legal where the walk stands."""
-        started = time.perf_counter()
-        is_legal = self._rows[row].allows(token)
-        self.seconds += time.perf_counter() - started
-        return is_legal
+        return self._rows[row].allows(token)
 
     def advance(self, row: int, token: int) -> None:
         """Walk on over a drafted token, which may be one that cannot be accepted."""
-        started = time.perf_counter()
         self._rows[row].advance(token)
-        self.seconds += time.perf_counter() - started
 
     def take(self, row: int, token: int) -> bool:
         """Walk on over a token where it is legal; whether it is."""
-        started = time.perf_counter()
-        taken = self._rows[row].take(token)
-        self.seconds += time.perf_counter() - started
-        return taken
+        return self._rows[row].take(token)
 
     def follow(self, spans: Sequence[Sequence[int]]) -> None:
         """Walk over what was drafted and not yet walked."""
@@ -120,27 +112,18 @@ class Walk:
 
     def stand_behind(self, row: int, tokens: Sequence[int]) -> None:
         """Go back or on, so as to stand behind these tokens."""
-        started = time.perf_counter()
         walk = self._rows[row]
         walk.go_back(common_prefix(walk.tokens, tokens))
         for token in tokens[len(walk.tokens) :]:
             walk.advance(token)
-        self.seconds += time.perf_counter() - started
 
     def leave(self, row: int, block: Sequence[int]) -> int:
         """Give up a row: its matcher stays behind as much of ``block`` as was walked. How many tokens these are."""
-        started = time.perf_counter()
-        taken = self._rows[row].leave(block)
-        self.seconds += time.perf_counter() - started
-        return taken
+        return self._rows[row].leave(block)
 
     def stack(self, rows: Sequence[int]) -> Tensor | None:
         """``[len(rows), 1, V]`` bool: the masks where the walk stands; None where all tokens are legal in all rows."""
-        masks = Masks([[self.mask(row)] for row in rows], self._device)
-        started = time.perf_counter()
-        stacked = masks.tensor
-        self.seconds += time.perf_counter() - started
-        return stacked
+        return Masks([[self.mask(row)] for row in rows], self._device).tensor
 
     def masks(self, spans: Sequence[Sequence[int]]) -> Masks:
         """``[B, K+1]``: the mask before each drafted token and behind the last, of a walk that keeps them.
@@ -200,16 +183,12 @@ class _RowWalk:
         self._illegal_at: int | None = None  # place of the first illegal token
         self._matcher = sequence.matcher
         self._taken = 0  # tokens that the matcher was moved by
+        self.seconds = 0.0  # that it took
 
     @property
     def is_open(self) -> bool:
         """Whether a draft may go on where the walk stands."""
         return self._closed_at is None
-
-    @property
-    def is_seen(self) -> bool:
-        """Whether the place is known where the walk stands."""
-        return len(self.places) > len(self.tokens)
 
     @property
     def legal(self) -> int:
@@ -218,7 +197,7 @@ class _RowWalk:
 
     def see(self) -> _Place | None:
         """The place where the walk stands."""
-        if not self.is_seen:
+        if len(self.places) == len(self.tokens):
             self.places.append(self._place())
         return self.places[-1]
 
@@ -270,18 +249,18 @@ class _RowWalk:
     def _rewind(self, count: int) -> None:
         """Put the matcher back to behind so many tokens."""
         if self._matcher is not None and self._taken > count:
-            self._matcher.rewind(self._taken - count)
+            self._timed(self._matcher.rewind, self._taken - count)
             self._taken = count
 
     def _place(self) -> _Place | None:
         if self._matcher is None or not self.is_open:
             return None
-        if self._matcher.is_over():
+        if self._timed(self._matcher.is_over):
             self._closed_at = len(self.tokens)
             return None  # the commit ends the sequence before anything is drawn here
         place = _Place()
-        place.forced = None if self._keeps_masks else self._matcher.forced()
-        place.is_complete = self._matcher.is_complete()
+        place.forced = None if self._keeps_masks else self._timed(self._matcher.forced)
+        place.is_complete = self._timed(self._matcher.is_complete)
         if place.is_complete and self.sequence.end_tokens:
             place.forced = None
         if self._keeps_masks or place.forced in self.sequence.end_tokens:
@@ -290,7 +269,7 @@ class _RowWalk:
 
     def _ask_mask(self, place: _Place) -> None:
         assert self._matcher is not None
-        place.mask = self._matcher.allowed().but(self.sequence.end_tokens, legal=place.is_complete)
+        place.mask = self._timed(self._matcher.allowed).but(self.sequence.end_tokens, legal=place.is_complete)
         place.forced = place.mask.only
         if place.mask.is_empty:
             self._closed_at = len(self.tokens)  # a dead end: an error, but only for a text that gets here
@@ -305,11 +284,18 @@ class _RowWalk:
         if place.forced not in (None, token) or (place.mask is not None and token not in place.mask):
             return False
         assert self._matcher is not None
-        taken = self._matcher.advance(token)
+        taken = self._timed(self._matcher.advance, token)
         if not taken and place.mask is not None:
             raise GrammarError(f"The grammar engine refuses token {token}, which its mask allows.")
         self._taken += taken
         return taken
+
+    def _timed(self, ask: Callable[..., T], *what: int) -> T:
+        started = time.perf_counter()
+        try:
+            return ask(*what)
+        finally:
+            self.seconds += time.perf_counter() - started
 
     def _append(self, token: int, *, ends: bool) -> None:
         self.tokens.append(token)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -15,8 +14,6 @@ from agentspec.sampling import Prefix
 from agentspec.sequence import Batch
 from agentspec.sequence import Sequence as TokenSequence
 from agentspec.tokens import common_prefix
-
-T = TypeVar("T")
 
 
 class Walk:
@@ -249,18 +246,22 @@ class _RowWalk:
     def _rewind(self, count: int) -> None:
         """Put the matcher back to behind so many tokens."""
         if self._matcher is not None and self._taken > count:
-            self._timed(self._matcher.rewind, self._taken - count)
+            started = time.perf_counter()
+            self._matcher.rewind(self._taken - count)
+            self.seconds += time.perf_counter() - started
             self._taken = count
 
     def _place(self) -> _Place | None:
         if self._matcher is None or not self.is_open:
             return None
-        if self._timed(self._matcher.is_over):
+        place, started = _Place(), time.perf_counter()
+        place.forced = None if self._keeps_masks else self._matcher.forced()
+        is_over = place.forced is None and self._matcher.is_over()
+        place.is_complete = is_over or self._matcher.is_complete()
+        self.seconds += time.perf_counter() - started
+        if is_over:
             self._closed_at = len(self.tokens)
             return None  # the commit ends the sequence before anything is drawn here
-        place = _Place()
-        place.forced = None if self._keeps_masks else self._timed(self._matcher.forced)
-        place.is_complete = self._timed(self._matcher.is_complete)
         if place.is_complete and self.sequence.end_tokens:
             place.forced = None
         if self._keeps_masks or place.forced in self.sequence.end_tokens:
@@ -269,7 +270,9 @@ class _RowWalk:
 
     def _ask_mask(self, place: _Place) -> None:
         assert self._matcher is not None
-        place.mask = self._timed(self._matcher.allowed).but(self.sequence.end_tokens, legal=place.is_complete)
+        started = time.perf_counter()
+        place.mask = self._matcher.allowed().but(self.sequence.end_tokens, legal=place.is_complete)
+        self.seconds += time.perf_counter() - started
         place.forced = place.mask.only
         if place.mask.is_empty:
             self._closed_at = len(self.tokens)  # a dead end: an error, but only for a text that gets here
@@ -284,18 +287,13 @@ class _RowWalk:
         if place.forced not in (None, token) or (place.mask is not None and token not in place.mask):
             return False
         assert self._matcher is not None
-        taken = self._timed(self._matcher.advance, token)
+        started = time.perf_counter()
+        taken = self._matcher.advance(token)
+        self.seconds += time.perf_counter() - started
         if not taken and place.mask is not None:
             raise GrammarError(f"The grammar engine refuses token {token}, which its mask allows.")
         self._taken += taken
         return taken
-
-    def _timed(self, ask: Callable[..., T], *what: int) -> T:
-        started = time.perf_counter()
-        try:
-            return ask(*what)
-        finally:
-            self.seconds += time.perf_counter() - started
 
     def _append(self, token: int, *, ends: bool) -> None:
         self.tokens.append(token)

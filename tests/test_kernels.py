@@ -542,8 +542,13 @@ def test_best_tokens_are_told_of_these_logits_alone() -> None:
     assert lm.best_of(logits.clone()) is None
     other = lm.next_logits(contexts, [1, 1])
     assert (lm.best_of(logits), lm.best_of(other)) == (None, best_tokens(other))
+    assert copy.deepcopy(lm).best_of(other) is None
     other[0, 0, 7] = 1e9
     assert lm.best_of(other) is None
+    with torch.inference_mode():
+        inferred = lm.next_logits(contexts, [1, 1])
+        assert lm.best_of(inferred) is None
+    assert best_tokens(inferred) == best_tokens(lm.next_logits(contexts, [1, 1]))
     lm.model.model.norm.register_forward_hook(lambda *_: None)  # the pass is computed in parts, which do not tell
     assert lm.best_of(lm.next_logits(contexts, [2, 2])) is None
 

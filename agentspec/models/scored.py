@@ -34,10 +34,17 @@ class Told:
         self._version = 0
         self._best: list[list[int]] = []
 
+    def __reduce__(self) -> tuple[type[Told], tuple[()]]:
+        """A copy was told nothing."""
+        return Told, ()
+
     def remember(self, logits: Tensor, best: Sequence[list[int] | None]) -> Tensor:
-        """``logits`` ``[B, K, V]``, whose best tokens are these; not all are known where one of them is None."""
+        """``logits`` ``[B, K, V]``, whose best tokens are these; not all are known where one of them is None.
+
+        Nothing is remembered of a tensor of inference mode, which does not tell whether it was written to.
+        """
         known = [tokens for tokens in best if tokens is not None]
-        if len(known) == len(best):
+        if len(known) == len(best) and not logits.is_inference():
             self._logits, self._version, self._best = weakref.ref(logits), logits._version, known
         return logits
 

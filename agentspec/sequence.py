@@ -288,9 +288,12 @@ class Batch:
         sequence = self.sequences[row]
         taken = sequence.extend(block, walked)
         if sequence.params.logprobs is not None:
-            laws = logits.float().softmax(-1) if sequence.params.raw_logprobs else p
-            assert laws is not None  # its batch needs them
-            sequence.logprobs += _logprobs(block[:taken], laws[row, :taken], sequence.params.logprobs)
+            if sequence.params.raw_logprobs:
+                laws = logits[row, :taken].float().softmax(-1)
+            else:
+                assert p is not None  # the batch needs laws
+                laws = p[row, :taken]
+            sequence.logprobs += _logprobs(block[:taken], laws, sequence.params.logprobs)
             del sequence.logprobs[sequence.length :]
         return taken
 

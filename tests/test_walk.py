@@ -187,7 +187,7 @@ def test_a_forced_token_without_a_score_is_no_token(gamma: int, banned: tuple[in
 @pytest.mark.parametrize("acceptance", ["rejection", "coupled"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_text_that_ends_before_a_dead_end_is_no_error(temperature: float, acceptance: Any, logprobs: Any) -> None:
-    """Behind the end of the text, which a stop string or a limit of tokens is, nothing needs to be legal."""
+    """A draft may reach over the end of the text, behind which nothing needs to be legal."""
     edges: dict[int, dict[int, int]] = {0: {0: 1}, 1: {1: 2}, 2: {}}
     told = {}
     for gamma in (0, 5):

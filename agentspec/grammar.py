@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 import typing_extensions
 
-from agentspec.calls import HERMES, CallForm, Thought, answers, to_json
+from agentspec.calls import HERMES, CallForm, Thought, answers
 from agentspec.errors import GrammarError
+from agentspec.schema_tools import to_json
 
 Kind = Literal["json_schema", "regex", "choice", "lark"]
 

@@ -22,7 +22,8 @@ from agentspec.chat import ChatFormat
 from agentspec.models.causal_lm import CausalLM
 from langchain_agentspec import ChatAgentSpec
 
-torch.set_num_threads(min(2, os.cpu_count() or 1))
+if "OMP_NUM_THREADS" not in os.environ:
+    torch.set_num_threads(min(2, os.cpu_count() or 1))
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

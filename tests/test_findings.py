@@ -26,10 +26,11 @@ from agentspec import (
     SamplingParams,
     SpeculativeDecoder,
 )
-from agentspec.calls import Thought, closed
+from agentspec.calls import Thought
 from agentspec.chat import AnswerParser, ChatFormat
 from agentspec.chat.dialects import DIALECTS, detect
 from agentspec.constraints import compiler
+from agentspec.schema_tools import closed
 from langchain_agentspec import AgentSpecLLM, ChatAgentSpec
 from langchain_agentspec.forms import described, json_schema_of
 from langchain_agentspec.messages import to_chat

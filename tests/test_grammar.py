@@ -13,8 +13,9 @@ import pydantic.v1
 import pytest
 
 from agentspec import CausalLM, Grammar, GrammarError
-from agentspec.calls import CallForm, closed
+from agentspec.calls import CallForm
 from agentspec.constraints import compiler
+from agentspec.schema_tools import closed
 
 
 class Point(pydantic.BaseModel):

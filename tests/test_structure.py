@@ -25,6 +25,7 @@ STOREYS = [
         "agentspec.threads",
         "agentspec.device",
         "agentspec.kernels",
+        "agentspec.schema_tools",
     },
     {"agentspec.calls", "agentspec.theory", "agentspec.metrics"},
     {"agentspec.grammar", "agentspec.masks"},

@@ -9,11 +9,12 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from agentspec.calls import CallForm, Thought, closed
+from agentspec.calls import CallForm, Thought
 from agentspec.chat.answers import AnswerParser, Parser, Piece, TemplateParser, ToolCall
 from agentspec.chat.dialects import DIALECTS, Dialect, Message, arrangements, detect, named, thought_of
 from agentspec.errors import InvalidRequestError
 from agentspec.grammar import Grammar
+from agentspec.schema_tools import closed
 
 __all__ = ["DIALECTS", "AnswerParser", "ChatFormat", "Parser", "Piece", "TemplateParser", "ToolCall"]
 

@@ -8,8 +8,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from agentspec.calls import CallForm, Thought, to_json
+from agentspec.calls import CallForm, Thought
 from agentspec.detokenizer import overlap
+from agentspec.schema_tools import to_json
 
 
 @dataclass(frozen=True)

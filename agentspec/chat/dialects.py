@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentspec.calls import HERMES, CallForm, Thought, to_json
+from agentspec.calls import HERMES, CallForm, Thought
 from agentspec.errors import InvalidRequestError
+from agentspec.schema_tools import to_json
 
 Message = dict[str, Any]
 """A chat message in OpenAI's form, the arguments of its calls being dicts."""

@@ -12,10 +12,10 @@ import llguidance
 import llguidance.hf
 from llguidance import TokenizerWrapper
 
-from agentspec.calls import JSON_FORM, to_json, without_unknown_formats
 from agentspec.errors import GrammarError
 from agentspec.grammar import Grammar, Kind
 from agentspec.masks import TokenMask
+from agentspec.schema_tools import JSON_FORM, to_json, without_unknown_formats
 from agentspec.sequence import Matcher
 
 _TEXTS = 4096  # of those that a grammar forces; how they are cut is kept

@@ -19,9 +19,9 @@ from langchain_core.utils.function_calling import convert_to_json_schema, conver
 from langchain_core.utils.pydantic import is_basemodel_subclass
 
 from agentspec import ContextOverflowError, Delta, InvalidRequestError
-from agentspec.calls import to_json
 from agentspec.errors import RequestTimeoutError
 from agentspec.grammar import schema_of
+from agentspec.schema_tools import to_json
 
 
 def described(tool: Any) -> dict[str, Any]:

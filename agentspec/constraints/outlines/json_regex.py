@@ -15,7 +15,6 @@ import math
 import urllib.parse
 from typing import Any
 
-from agentspec.calls import to_json
 from agentspec.constraints.outlines.containers import any_value, array_regex, object_regex
 from agentspec.constraints.outlines.formats import FORMATS, REFUSED
 from agentspec.constraints.outlines.numbers import integer, number
@@ -39,6 +38,7 @@ from agentspec.constraints.outlines.schemas import (
 )
 from agentspec.constraints.outlines.text import CHARACTER, Pattern, in_quotes
 from agentspec.errors import GrammarError
+from agentspec.schema_tools import to_json
 
 # Schemas that refer to others twice over grow exponentially.
 MAX_LENGTH = 300_000  # characters of the expression: as many as are compiled

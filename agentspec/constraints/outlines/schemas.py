@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
-from agentspec.calls import to_json
 from agentspec.errors import GrammarError
+from agentspec.schema_tools import to_json
 
 Schema = dict[str, Any]
 Resolve = Callable[[Any, str], Any]

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from agentspec.calls import to_json
+from agentspec.schema_tools import to_json
 
 Ranges = tuple[tuple[int, int], ...]
 """A set of characters as ranges of code points, ends included, sorted and apart."""

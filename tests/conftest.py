@@ -1,4 +1,4 @@
-"""What every test stands on: no hub, two threads, and the embedded model loaded once."""
+"""What every test stands on: no hub, two threads."""
 
 from __future__ import annotations
 
@@ -9,37 +9,18 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from scripted import QUESTION, Says, ScriptedModel, tokenizer
-from transformers import PreTrainedTokenizerBase
 
-from agentspec import Cascade, LocalEngine, PromptLookupDrafter, SpeculativeDecoder, embedded
+from agentspec import Cascade, LocalEngine, PromptLookupDrafter, SpeculativeDecoder
 from agentspec.chat import ChatFormat
-from agentspec.models.causal_lm import CausalLM
 from langchain_agentspec import ChatAgentSpec
 
 if "OMP_NUM_THREADS" not in os.environ:
     torch.set_num_threads(min(2, os.cpu_count() or 1))
-
-SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
-
-
-@pytest.fixture(scope="session")
-def embedded_model() -> tuple[CausalLM, PreTrainedTokenizerBase]:
-    """The embedded model on the CPU in float32, where results are the same everywhere, and its tokenizer."""
-    return embedded.load(device="cpu")
-
-
-@pytest.fixture(scope="session")
-def shared_data() -> Path:
-    """Folder of prompts, tools and schemas that is kept beside the project, not in it."""
-    if not SHARED_DATA.is_dir():
-        pytest.skip(f"the data folder {Path(*SHARED_DATA.parts[-2:])} beside the project is missing")
-    return SHARED_DATA
 
 
 @pytest.fixture(scope="module")

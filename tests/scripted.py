@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from inputs import PROMPTS, ROWS, written_call
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
@@ -38,6 +41,39 @@ CORPUS = [
 ]
 
 
+def template_text(name: str) -> str:
+    """A chat template that is kept beside the tests."""
+    return (Path(__file__).parent / "templates" / f"{name}.jinja").read_text()
+
+
+@functools.cache
+def chatml_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level BPE of 2,000 tokens, digits apart, with ChatML's marks: the embedded model's, but small. Do not change
+    it: tests share it."""
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=2000,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<file_sep>"],
+        show_progress=False,
+    )
+    calls = [written_call(name, arguments) for _, _, name, arguments in ROWS]
+    tools = [json.dumps(offered, ensure_ascii=False) for _, offered, _, _ in ROWS]
+    backend.train_from_iterator([*PROMPTS, *calls, *tools, *CORPUS], trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token="<|im_start|>",
+        eos_token="<|im_end|>",
+        pad_token="<|im_end|>",
+        clean_up_tokenization_spaces=False,
+        chat_template=template_text("chatml"),
+    )
+
+
 def tokenizer(template: str = "", *, tags_are_tokens: bool = True) -> Any:
     """Byte-level BPE of some 400 tokens; ``<think>`` and its like are tokens of their own, or spelled out."""
     backend = Tokenizer(models.BPE())
@@ -57,7 +93,7 @@ def tokenizer(template: str = "", *, tags_are_tokens: bool = True) -> Any:
     if tags_are_tokens:
         made.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
     if template:
-        made.chat_template = (Path(__file__).parent / "templates" / f"{template}.jinja").read_text()
+        made.chat_template = template_text(template)
     return made
 
 

@@ -30,7 +30,7 @@ from agentspec import (
 from agentspec.constraints import compiler
 from agentspec.stats import RowStats, StepStats
 
-BENCHMARK = Path(__file__).resolve().parents[1] / "examples" / "benchmark"
+BENCHMARK = Path(__file__).resolve().parents[2] / "examples" / "benchmark"
 ECHO = """
 import sys
 sys.path.insert(0, {folder!r})

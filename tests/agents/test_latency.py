@@ -504,7 +504,7 @@ def test_budgets_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_the_benchmark_of_the_account_runs(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
-    path = Path(__file__).resolve().parents[1] / "examples" / "benchmark" / "accounting.py"
+    path = Path(__file__).resolve().parents[2] / "examples" / "benchmark" / "accounting.py"
     benchmark = runpy.run_path(str(path))
     parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     function = {"name": "get_weather", "description": "The weather of a city.", "parameters": parameters}

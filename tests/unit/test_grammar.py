@@ -11,8 +11,9 @@ from typing import Any, Literal
 import pydantic
 import pydantic.v1
 import pytest
+from scripted import chatml_tokenizer
 
-from agentspec import CausalLM, Grammar, GrammarError
+from agentspec import Grammar, GrammarError
 from agentspec.calls import CallForm
 from agentspec.constraints import compiler
 from agentspec.schema_tools import closed
@@ -75,8 +76,8 @@ FORMS: list[tuple[Any, list[str], list[str]]] = [
 
 
 @pytest.fixture(scope="module")
-def tokenizer(embedded_model: tuple[CausalLM, Any]) -> Any:
-    return embedded_model[1]
+def tokenizer() -> Any:
+    return chatml_tokenizer()
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from agentspec.models.cost import PassCost
 from agentspec.models.fusion import fused_modules
 from agentspec.stats import StepStats
 
-TESTS = Path(__file__).resolve().parent
+TESTS = Path(__file__).resolve().parents[1]
 FOLDER = TESTS.parent / "examples" / "benchmark"
 LACKING = (
     *("pydantic", "jsonschema", "diskcache", "llguidance", "outlines", "outlines_core", "gguf"),

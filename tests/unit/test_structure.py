@@ -10,7 +10,7 @@ import pytest
 
 import agentspec
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 MODULES = sorted([*(ROOT / "agentspec").rglob("*.py"), *(ROOT / "integrations").rglob("*.py")])
 
 # From the ground up; a module may import from its own storey and from those below.

@@ -7,12 +7,13 @@ import dataclasses
 import json
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 import torch
+from inputs import PROMPTS, ROWS
+from scripted import template_text
 from tiny import llama
 
 from agentspec import (
@@ -42,12 +43,10 @@ def drafters(vocab_size: int) -> dict[str, Drafter]:
 
 
 @pytest.fixture(scope="module")
-def prompts(shared_data: Path, embedded_model: tuple[CausalLM, Any]) -> list[list[int]]:
-    """40 real prompts as chat turns, the shortest of each category first."""
-    rows = [json.loads(line) for line in (shared_data / "prompts.jsonl").read_text().splitlines()]
+def prompts(embedded_model: tuple[CausalLM, Any]) -> list[list[int]]:
+    """40 prompts as chat turns, the shortest first."""
     chat = ChatFormat(embedded_model[1])
-    rendered = [chat.render([{"role": "user", "content": row["turns"][0]}]) for row in rows]
-    return sorted(rendered, key=len)[:40]
+    return sorted((chat.render([{"role": "user", "content": prompt}]) for prompt in PROMPTS), key=len)
 
 
 @pytest.fixture
@@ -109,27 +108,27 @@ def test_coupled_text_does_not_depend_on_speculation(
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.5])
 def test_every_finished_tool_call_validates(
-    engine: LocalEngine, embedded_model: tuple[CausalLM, Any], shared_data: Path, temperature: float
+    engine: LocalEngine, embedded_model: tuple[CausalLM, Any], temperature: float
 ) -> None:
-    """Rows of tools.jsonl, a call demanded: what finishes is a call of an offered tool with valid arguments."""
+    """A call demanded: what finishes is a call of an offered tool with valid arguments."""
     chat = ChatFormat(embedded_model[1])
-    rows = [json.loads(line) for line in (shared_data / "tools.jsonl").read_text().splitlines()][::20]
+    rows = [([{"role": "user", "content": question}], tools) for question, tools, _, _ in ROWS]
     requests = [
         Request(
-            chat.render(row["messages"], row["tools"]),
+            chat.render(messages, tools),
             SamplingParams(temperature=temperature, seed=seed, max_tokens=120),
-            grammar=chat.answer_grammar(row["tools"], required=True),
+            grammar=chat.answer_grammar(tools, required=True),
         )
-        for seed, row in enumerate(rows)
+        for seed, (messages, tools) in enumerate(rows)
     ]
     finished = 0
-    for row, samples in zip(rows, engine.generate(requests), strict=True):
+    for (_, tools), samples in zip(rows, engine.generate(requests), strict=True):
         parser = AnswerParser(chat.form)
         assert parser.push(samples[0].text).text == ""
         _, [call] = parser.finish()
         assert call.is_complete == (samples[0].finish_reason == "stop")
         if call.is_complete:
-            schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in row["tools"]}
+            schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
             jsonschema.validate(json.loads(call.arguments), schemas[call.name])
             finished += 1
     assert finished >= len(rows) // 2
@@ -176,7 +175,7 @@ def test_the_turn_behind_a_tool_call_finds_all_of_it_in_the_cache(
     """A call is written as the template renders it back, so the next turn reads no token of it again."""
     tokenizer = copy.copy(embedded_model[1])
     if template is not None:
-        tokenizer.chat_template = (Path(__file__).parent / "templates" / f"{template}.jinja").read_text()
+        tokenizer.chat_template = template_text(template)
     chat = ChatFormat(tokenizer)
     parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
     tools = [{"type": "function", "function": {"name": "get_weather", "description": "", "parameters": parameters}}]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted import chatml_tokenizer, template_text
 
-from agentspec import CausalLM, Grammar, GrammarError, InvalidRequestError
+from agentspec import Grammar, GrammarError, InvalidRequestError
 from agentspec.chat import AnswerParser, ChatFormat, Piece
 from agentspec.chat.dialects import detect
 from agentspec.constraints import compiler
@@ -27,8 +27,8 @@ CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich"}}\n
 
 
 @pytest.fixture(scope="module")
-def tokenizer(embedded_model: tuple[CausalLM, Any]) -> Any:
-    return embedded_model[1]
+def tokenizer() -> Any:
+    return chatml_tokenizer()
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def test_templates_that_know_tools_are_told_apart() -> None:
 def qwen(tokenizer: Any) -> ChatFormat:
     """The embedded tokenizer under a template in the form of Qwen 2.5's, which knows tools."""
     told = copy.copy(tokenizer)
-    told.chat_template = (Path(__file__).parent / "templates" / "qwen.jinja").read_text()
+    told.chat_template = template_text("qwen")
     return ChatFormat(told)
 
 

@@ -11,7 +11,7 @@ from langchain_core.messages import AIMessage, ToolMessage
 
 pytestmark = pytest.mark.embedded
 
-EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "agent_loop.py"
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "agent_loop.py"
 
 
 @pytest.fixture(scope="module")

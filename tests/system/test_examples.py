@@ -14,7 +14,7 @@ from langchain_agentspec import ChatAgentSpec
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""LangChain's own standard tests: the wiring with a model that answers right, and the embedded model as it is."""
+"""LangChain's own standard tests: the wiring, with a model that answers right."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ from typing import Any
 import pytest
 from answering import answering, call
 from langchain_core.caches import BaseCache
-from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage
 from langchain_tests.integration_tests import AsyncCacheTestSuite, ChatModelIntegrationTests, SyncCacheTestSuite
 from langchain_tests.unit_tests import ChatModelUnitTests
 
-from agentspec import LocalEngine, embedded
+from agentspec import LocalEngine
 from langchain_agentspec import AgentSpecCache, ChatAgentSpec
-
-pytestmark = pytest.mark.embedded
 
 
 class Declared:
@@ -45,32 +42,7 @@ class TestUnit(Declared, ChatModelUnitTests):
 
     @property
     def chat_model_params(self) -> dict[str, Any]:
-        return {"model": "embedded"}
-
-
-class TestEmbedded(Declared, ChatModelIntegrationTests):
-    """With the embedded model."""
-
-    # Without a penalty a model of this size says the same words for ever.
-    settings: Any = {"model": "embedded", "device": "cpu", "max_tokens": 160, "frequency_penalty": 0.6}  # noqa: RUF012
-    cached_model = ChatAgentSpec(**settings)
-
-    @property
-    def chat_model_params(self) -> dict[str, Any]:
-        return self.settings
-
-    @property
-    def model_override_value(self) -> str:
-        return str(embedded.path())
-
-    @pytest.mark.xfail(reason="135 million parameters do not choose by themselves to call a tool", strict=False)
-    @pytest.mark.parametrize("model", [{}, {"output_version": "v1"}], indirect=True)
-    def test_agent_loop(self, model: BaseChatModel) -> None:
-        super().test_agent_loop(model)
-
-    @pytest.mark.xfail(reason="135 million parameters do not copy Chinese and Japanese names", strict=False)
-    def test_unicode_tool_call_integration(self, model: BaseChatModel, **settings: Any) -> None:
-        super().test_unicode_tool_call_integration(model, **settings)
+        return {"model": "embedded"}  # which is not loaded
 
 
 JOKE = {"setup": "Why do cats purr?", "punchline": "They are on standby."}

@@ -824,6 +824,7 @@ def test_what_fits() -> None:
 def test_other_processors(capability: str, instructions: tuple[str, ...] | None, expected: bool) -> None:
     """Shorter vectors and fewer registers, or no kernels at all."""
     script = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
         "import torch, test_kernels as t\n"
         "from agentspec import kernels\n"
         f"if {instructions} is not None: kernels._instructions = lambda: {instructions}\n"

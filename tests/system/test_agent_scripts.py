@@ -1,15 +1,15 @@
-"""Real agent conversations: every call of every step is valid, and the next step finds the last one in the cache."""
+"""Agent conversations: every call of every step is valid, and the next step finds the last one in the cache."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from inputs import AGENT_SCRIPT
 from langchain_core.messages import AIMessage
 
 from agentspec import Cascade, CausalLM, LocalEngine, PromptLookupDrafter, SpeculativeDecoder
@@ -17,7 +17,7 @@ from langchain_agentspec import ChatAgentSpec
 
 pytestmark = pytest.mark.embedded
 
-SCRIPT = Path(__file__).resolve().parents[1] / "examples" / "benchmark" / "agent_scripts.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "benchmark" / "agent_scripts.py"
 
 
 @pytest.fixture(scope="module")
@@ -29,12 +29,11 @@ def engine(embedded_model: tuple[CausalLM, Any]) -> Iterator[LocalEngine]:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_every_call_of_an_agent_script_is_valid(engine: LocalEngine, shared_data: Path, temperature: float) -> None:
+def test_every_call_of_an_agent_script_is_valid(engine: LocalEngine, temperature: float) -> None:
     played = runpy.run_path(str(SCRIPT))
-    script = json.loads((shared_data / "agents.jsonl").read_text().splitlines()[0])
     model = ChatAgentSpec(engine=engine, temperature=temperature, seed=1, max_tokens=100)
-    messages = played["play"](script, model, turns=2)
-    found = played["count"](messages, script["tools"])
+    messages = played["play"](AGENT_SCRIPT, model, turns=2)
+    found = played["count"](messages, AGENT_SCRIPT["tools"])
     assert found["calls"] >= 2
     assert found["invalid calls"] == 0
     steps = [message for message in messages if isinstance(message, AIMessage)]

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import outlines_core
 import pytest
+from scripted import chatml_tokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from agentspec import CausalLM, Grammar, GrammarError
+from agentspec import Grammar, GrammarError
 from agentspec.cache import DiskCache
 from agentspec.constraints.outlines import Compiler
 from agentspec.constraints.outlines import automaton as automata
@@ -29,8 +30,8 @@ TEXTS = ["é", "a b", " naïve 💡", "def f(x):\n\treturn 1", "  ", "\x00"]
 
 
 @pytest.fixture(scope="module")
-def tokenizer(embedded_model: tuple[CausalLM, Any]) -> Any:
-    return embedded_model[1]
+def tokenizer() -> Any:
+    return chatml_tokenizer()
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +63,7 @@ def test_tokens_write_what_they_decode_to(tokenizer: Any, written: list[bytes | 
         elif "\ufffd" not in decoded:
             assert text == decoded.encode()
             whole += 1
-    assert whole > 48_000
+    assert whole > 1500
 
 
 @pytest.mark.parametrize("name", ["embedded", "llama", "gemma"])

@@ -6,12 +6,14 @@ ARGS ?=
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+# Two processes of one thread each: most tests compute tiny tensors, for which threads wait for each other.
+PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo bench test lint format clean
+.PHONY: help setup demo bench check test test-all lint format clean
 
 help: ## list these targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
 
 setup: $(INSTALLED) ## create .venv and install the project into it, with all that tests and examples need
 
@@ -32,9 +34,16 @@ bench: setup ## compare with transformers and others on the embedded model; ARGS
 	@$(BIN)/python -m agentspec.embedded
 	@$(BIN)/python examples/benchmark/peers.py $(ARGS)
 
-test: setup ## run the tests; ARGS="-k name" passes options to pytest
+check: lint ## style, types and the tests without model weights: about a minute
+	@$(PYTEST) tests/unit $(ARGS)
+
+test: setup ## run the tests that a change must pass; ARGS="-k name" passes options to pytest
 	@$(BIN)/python -m agentspec.embedded
-	@HF_HUB_OFFLINE=1 $(BIN)/python -m pytest $(ARGS)
+	@$(PYTEST) -m "not soak and not sweep" $(ARGS)
+
+test-all: setup ## what `make test` leaves out, for it takes minutes: soak, sweeps, whole enumerations
+	@$(BIN)/python -m agentspec.embedded
+	@AGENTSPEC_TESTS=whole $(PYTEST) -m "soak or sweep or whole" $(ARGS)
 
 lint: setup ## check style, format and types
 	@$(BIN)/ruff check

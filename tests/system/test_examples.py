@@ -95,7 +95,7 @@ def test_passes_are_timed_the_same_way_for_everyone(capsys: pytest.CaptureFixtur
     assert read == [(name, width) for width in module["WIDTHS"] for _ in range(4) for name in ways]
     assert {name: set(by_width) for name, by_width in found.items()} == {name: set(module["WIDTHS"]) for name in ways}
     capsys.readouterr()
-    shown = module["main"](["--repeats", "1"])
+    shown = module["main"](["--repeats", "1", "--context", "16"])
     assert list(shown) == ["transformers", "neither fused nor packed", "without a compiler", "agentspec"]
     assert all(ms > 0 for by_width in shown.values() for ms in by_width.values())
     assert capsys.readouterr().out.count("\n") == 5

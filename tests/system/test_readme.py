@@ -39,13 +39,13 @@ def test_the_vote_is_held(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_commands_are_targets_of_the_makefile() -> None:
-    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
-    for command in re.findall(r"(?:^|`)make ([a-z]+)", (ROOT / "README.md").read_text(), flags=re.MULTILINE):
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    for command in re.findall(r"(?:^|`)make ([a-z-]+)", (ROOT / "README.md").read_text(), flags=re.MULTILINE):
         assert command in targets
 
 
 def test_the_tests_it_names_exist() -> None:
-    tests = "".join(path.read_text() for path in (ROOT / "tests").glob("test_*.py"))
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     named = re.findall(r"`(test_\w+)`", (ROOT / "README.md").read_text())
     assert len(named) >= 10
     for name in named:

@@ -99,6 +99,7 @@ def gathered(deltas: list[Any], n: int) -> Any:
     ]
 
 
+@pytest.mark.soak
 def test_a_long_day() -> None:
     target = Faulty(llama(vocab_size=len(KNOWN)), rows=8)
     draft = CausalLM(llama(seed=1, vocab_size=len(KNOWN)), rows=8)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from effort import WHOLE, effort
 from scripted import END, Oracle, ScriptedModel, tokenizer
 from torch import Tensor
 
@@ -39,7 +40,7 @@ from agentspec.constraints import Walk, compiler
 from agentspec.sampling import Prefix, warp
 from agentspec.stats import RoundStats
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.whole]
 
 KNOWN = {True: tokenizer(), False: tokenizer(tags_are_tokens=False)}
 GAMMA = 4
@@ -108,9 +109,10 @@ class Scenario:
         start = len(self.prompt)
         for first in range(GAMMA + 1):
             yield f"oracle, {first} first", Oracle(start, plain.tokens, first), GAMMA
-            wrong = Oracle(start, plain.tokens, GAMMA, wrong_from=first)
-            yield f"wrong from {first}", wrong, GAMMA
-            yield f"cascade over an oracle, {first} first", Cascade([Oracle(start, plain.tokens, first)]), GAMMA
+            if WHOLE or first in (1, GAMMA):
+                wrong = Oracle(start, plain.tokens, GAMMA, wrong_from=first)
+                yield f"wrong from {first}", wrong, GAMMA
+                yield f"cascade over an oracle, {first} first", Cascade([Oracle(start, plain.tokens, first)]), GAMMA
         yield "long oracle", Oracle(start, plain.tokens, 24), 24
         yield "look-up", PromptLookupDrafter(), GAMMA
         yield "model", ModelDrafter(self.model(greedy, seed=5)), GAMMA
@@ -118,7 +120,10 @@ class Scenario:
         yield "cascade", Cascade([PromptLookupDrafter(), ModelDrafter(self.model(greedy, seed=5))]), GAMMA
 
 
-def same_as_plain(scenario: Scenario, seeds: Sequence[int] = (1, 2)) -> Completion:
+SEEDS = effort(quick=(1,), whole=(1, 2))
+
+
+def same_as_plain(scenario: Scenario, seeds: Sequence[int] = SEEDS) -> Completion:
     """Compare every way to decode with plain decoding; the plain greedy completion."""
     greedily, _ = scenario.run(None, 0, greedy=True)
     offsets = set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from effort import effort
 from enumeration import (
     DRAFTERS,
     SETTINGS,
@@ -52,6 +54,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 ROUNDING = 1e-12
 GAMMAS = (1, 2, 3)
 SEEDS = (0, 1)
+CASES = list(itertools.product(SEEDS, GAMMAS))
 ACCEPTANCES: tuple[Acceptance, ...] = ("rejection", "coupled")
 
 every_drafter = pytest.mark.parametrize("drafter", DRAFTERS)
@@ -89,11 +92,17 @@ def errors(request: pytest.FixtureRequest) -> Iterator[list[float]]:
             print(f"\nenumeration: {len(found)} cases, largest error {max(found):.1e}")
 
 
+def enumerated(*labels: str) -> list[tuple[int, int]]:
+    """Seeds of the models and gammas to enumerate: all, or, quickly, one pair that the labels choose."""
+    return effort(quick=[CASES[zlib.crc32(" ".join(labels).encode()) % len(CASES)]], whole=CASES)
+
+
+@pytest.mark.whole
 @every_task
 @every_setting
 @every_drafter
 def test_the_emitted_law_is_the_targets_law(drafter: str, setting: str, task: Task, errors: list[float]) -> None:
-    for seed, gamma in itertools.product(SEEDS, GAMMAS):
+    for seed, gamma in enumerated(drafter, setting, repr(task)):
         target, draft = table_models(task, seed)
         decoder = SpeculativeDecoder(target, drafters(target, draft)[drafter], gamma)
         error = largest_error(task.emitted(decoder.round, setting), task.plain(target, setting))
@@ -239,21 +248,25 @@ def crowd(acceptance: Acceptance, gammas: SequenceOf[int], seeds: SequenceOf[int
     ]
 
 
+CROWD = range(effort(quick=40, whole=200))
+
+
 @pytest.fixture(scope="module")
 def plain_texts() -> list[list[int]]:
-    """What the crowd of 200 seeds says without speculation."""
-    plain = crowd("coupled", [0], range(200))
+    """What the crowd says without speculation."""
+    plain = crowd("coupled", [0], CROWD)
     play(SpeculativeDecoder(chatty_models()[0]), plain)
     return [s.tokens for s in plain]
 
 
+@pytest.mark.whole
 @every_drafter
 def test_coupled_text_does_not_depend_on_speculation(drafter: str, plain_texts: list[list[int]]) -> None:
-    assert len(set(map(tuple, plain_texts))) > 200
+    assert len(set(map(tuple, plain_texts))) > len(CROWD)
     target, draft = chatty_models()
-    sequences = crowd("coupled", [0], range(200))
+    sequences = crowd("coupled", [0], CROWD)
     for row, sequence in enumerate(sequences):
-        sequence.gamma = row % 5  # over the seeds, every setting meets every gamma 40 times
+        sequence.gamma = row % 5  # over the seeds, every setting meets every gamma several times
     play(SpeculativeDecoder(target, drafters(target, draft)[drafter]), sequences)
     assert [s.tokens for s in sequences] == plain_texts
 
@@ -286,13 +299,17 @@ def assert_follows(texts: list[tuple[int, ...]], law: Law) -> None:
     assert statistic < chi_square_quantile(len(cells) - 1, z=3.719)  # the normal's upper 1e-4 point
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("acceptance", "drafter"), [("coupled", "none"), ("rejection", "model")], ids=str)
 @pytest.mark.parametrize("task", ["free, limited", "constrained"])
 def test_real_dice_have_the_targets_law(acceptance: Acceptance, drafter: str, task: str) -> None:
-    """10,000 texts of pinned seeds. Beside the law this checks the keys of the dice across rounds."""
+    """Many texts of pinned seeds. Beside the law this checks the keys of the dice across rounds."""
     what = dataclasses.replace(TASKS[task], length=4, max_tokens=4)
     target, draft = table_models(what, seed=1)
-    sequences = [what.start("temperature 1", seed=seed, acceptance=acceptance) for seed in range(10_000)]
+    sequences = [
+        what.start("temperature 1", seed=seed, acceptance=acceptance)
+        for seed in range(effort(quick=2_000, whole=10_000))
+    ]
     play(SpeculativeDecoder(target, drafters(target, draft)[drafter], gamma=2), sequences)
     assert_follows([tuple(s.tokens) for s in sequences], what.plain(target, "temperature 1"))
 
@@ -313,12 +330,13 @@ def mixed_rows(acceptance: Acceptance, seed: int) -> list[Sequence]:
     ]
 
 
+@pytest.mark.whole
 @every_acceptance
 @every_drafter
 def test_a_row_in_a_batch_is_the_row_alone(drafter: str, acceptance: Acceptance) -> None:
     target, draft = TableModel(4, seed=4), TableModel(4, seed=5)
     decoder = SpeculativeDecoder(target, drafters(target, draft)[drafter])
-    for seed in range(12):
+    for seed in range(effort(quick=3, whole=12)):
         together, alone = mixed_rows(acceptance, seed), mixed_rows(acceptance, seed)
         counts = play(decoder, together)
         assert counts == [play(decoder, [row])[0] for row in alone]

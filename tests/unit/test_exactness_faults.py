@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from effort import effort
 from enumeration import TASKS, TableModel, largest_error, table_models
 from torch import Tensor
 
@@ -34,11 +35,12 @@ from agentspec.masks import Masks, TokenMask
 from agentspec.sampling import warp
 from agentspec.speculative import VERIFY, Verdict
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.whole]
 
 ROUNDING, VISIBLE = 1e-12, 1e-6
 WHAT = {"free": dataclasses.replace(TASKS["free"], length=3), "constrained": TASKS["constrained"]}
-CASES = tuple(itertools.product(WHAT, ("temperature 1", "temperature 0.7, top-k 2")))
+DRAWN, CUT = "temperature 1", "temperature 0.7, top-k 2"
+CASES = effort(quick=(("free", DRAWN), ("constrained", CUT)), whole=tuple(itertools.product(WHAT, (DRAWN, CUT))))
 
 
 def errors(drafter: Callable[[TableModel], Drafter]) -> dict[tuple[str, str], float]:

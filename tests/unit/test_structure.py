@@ -119,3 +119,33 @@ def test_every_public_thing_says_what_it_is() -> None:
                 public = not name.startswith("_") and not isinstance(node, ast.FunctionDef)
                 if public and path.read_text().strip():
                     assert ast.get_docstring(node), f"{name_of(path)}.{name} has no docstring"
+
+
+TESTS = ROOT / "tests"
+LAYERS = {  # what tests of a layer do without
+    "unit": ("from tiny import", "import tiny", "embedded_model", "mark.embedded"),
+    "models": ("embedded_model", "mark.embedded"),
+    "agents": ("embedded_model", "mark.embedded"),
+    "system": (),
+}
+
+
+def test_every_test_stands_in_a_layer() -> None:
+    assert {path.relative_to(TESTS).parts[0] for path in TESTS.rglob("test_*.py")} == set(LAYERS)
+    names = [path.name for path in TESTS.rglob("test_*.py")]
+    assert len(names) == len(set(names)), "files of tests are told apart by their names alone"
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_layer_does_without_what_belongs_above(layer: str) -> None:
+    for path in (TESTS / layer).glob("test_*.py"):
+        if path.name != Path(__file__).name:
+            found = [mark for mark in LAYERS[layer] if mark in path.read_text()]
+            assert not found, f"{path.name} has {found}, so it belongs above {layer}"
+
+
+def test_nothing_is_read_beside_the_project() -> None:
+    """Tests stand alone in a clone."""
+    for path in TESTS.rglob("*.py"):
+        assert "shared" + "/data" not in path.read_text()
+        assert '"shared' + '"' not in path.read_text()

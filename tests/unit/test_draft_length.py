@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from effort import effort
 from enumeration import (
     DRAFTERS,
     TASKS,
@@ -108,9 +109,10 @@ def tokens_per_second(cost: PassCost, rate: float, rows: int, gamma: Any, tokens
     return rows * tokens / clock.seconds
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("cost", [FLAT, STEEP, BUMPY], ids=["flat", "steep", "bumpy"])
-@pytest.mark.parametrize("rows", [1, 4])
-@pytest.mark.parametrize("rate", [0.0, 0.3, 0.6, 0.9, 1.0])
+@pytest.mark.parametrize("rows", effort(quick=[4], whole=[1, 4]))
+@pytest.mark.parametrize("rate", effort(quick=[0.0, 0.6, 1.0], whole=[0.0, 0.3, 0.6, 0.9, 1.0]))
 def test_the_chosen_gamma_is_nearly_the_best_of_all(cost: dict[tuple[int, int], float], rows: int, rate: float) -> None:
     known = Known(cost)
     chosen = tokens_per_second(known, rate, rows, Auto(known))

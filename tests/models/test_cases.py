@@ -109,7 +109,7 @@ class Scenario:
         start = len(self.prompt)
         for first in range(GAMMA + 1):
             yield f"oracle, {first} first", Oracle(start, plain.tokens, first), GAMMA
-            if WHOLE or first in (1, GAMMA):
+            if WHOLE or first in (0, GAMMA):
                 wrong = Oracle(start, plain.tokens, GAMMA, wrong_from=first)
                 yield f"wrong from {first}", wrong, GAMMA
                 yield f"cascade over an oracle, {first} first", Cascade([Oracle(start, plain.tokens, first)]), GAMMA

@@ -10,6 +10,7 @@ from string import Formatter
 from typing import Any
 
 from agentspec.errors import GrammarError
+from agentspec.openers import Opener, heads_pattern, literal_pattern, opener_rules, openers_for
 from agentspec.schema_tools import arguments_schema, closed, in_json_form, to_json
 
 ANY_TEXT = "/(.|\\n)*/"
@@ -31,6 +32,8 @@ class CallForm:
         after_text: what stands between free text and the opener.
         object_keys: where an answer that calls is one JSON object and nothing else, its keys for name and arguments.
         special: the parts of the above that are special tokens of the tokenizer, with their ids.
+        loose_key: of the arguments where a call is spelled in another way (``agentspec.openers``); None where such
+            text stays text.
     """
 
     opener: str = "<tool_call>"
@@ -41,11 +44,43 @@ class CallForm:
     after_text: str = "\n"
     object_keys: tuple[str, str] | None = None
     special: tuple[tuple[str, int], ...] = ()
+    loose_key: str | None = "arguments"
 
     @property
     def opens_anywhere(self) -> bool:
         """Whether calls may follow free text; otherwise a call is the whole answer."""
         return self.object_keys is None
+
+    @property
+    def marks(self) -> str:
+        """Everything that this form writes around names and arguments."""
+        return self.opener + self.before_arguments + self.closer + (self.between or "") + self.end
+
+    def openers(self, tools: int) -> tuple[Opener, ...]:
+        """Return the other spellings of calls that are known beside so many tools."""
+        return () if self.loose_key is None else openers_for(tools)
+
+    def answers(
+        self,
+        tools: Sequence[dict[str, Any]],
+        *,
+        required: bool,
+        parallel: int,
+        final: dict[str, Any] | bool | None,
+        thought: Thought | None,
+        is_budgeted: bool = False,
+    ) -> str:
+        """Return the Lark grammar of an assistant's answers; see ``Grammar.tools``.
+
+        Args:
+            tools: that may be called.
+            required: whether one must be.
+            parallel: the most calls in one answer.
+            final: JSON Schema of an answer that is no call; None for free text.
+            thought: that goes before the answer.
+            is_budgeted: whether the length of the thought is limited.
+        """
+        return answers(tools, required=required, parallel=parallel, final=final, form=self, thought=thought)
 
     def calls(self, calls: Iterable[tuple[str, dict[str, Any], str | None]]) -> str:
         """Calls of ``(name, arguments, id)``, exactly as a model is made to write them."""
@@ -149,13 +184,14 @@ def answers(
     """The Lark grammar of an assistant's answers; see ``Grammar.tools``."""
     rules = dict(_tool_rules(tools, form))
     calls = f"calls {form.literal(form.end)}".strip()
+    count = parallel if form.between is not None else 1
     if rules:
         rules["CALL_ID"] = "/[a-zA-Z0-9]{9}/"
-        count = parallel if form.between is not None else 1
         more = f" ({form.literal(form.between or '')} call){{0,{count - 1}}}" if count > 1 else ""
         rules |= {"call": " | ".join(name for name in rules if name.startswith("tool_")), "calls": f"call{more}"}
     rules["TEXT"] = ANY_TEXT
     opened = f"{form.literal(form.opener)} {calls}"
+    is_free = bool(tools) and not required and final is None
     if tools and required:
         rules["answer"] = opened
     elif final is not None:
@@ -163,39 +199,56 @@ def answers(
         rules["answer"] = " | ".join([f"%json {in_json_form(closed(final))}", *called])
     elif not tools:
         rules["answer"] = "TEXT"
-    elif form.opens_anywhere:
-        rules |= {"answer": f"TEXT | opened {calls}", **_up_to("opened", form.opener, form)}
     else:
-        # What begins like a call is one.
-        rules |= {"answer": f"PLAIN | {opened}", "PLAIN": f"{ANY_TEXT} & ~/{_regex(form.opener)}(.|\\n)*/"}
+        rules |= _free(tools, form, thought, count, calls)
     rules["start"] = "answer"
     if thought is not None:
-        rules |= _thinking(thought, form, calls if tools and form.opens_anywhere else None)
+        rules |= _thinking(thought, form, calls if tools and form.opens_anywhere else None, is_free=is_free)
     return "".join(f"{name}: {rule}\n" for name, rule in rules.items())
 
 
-def _thinking(thought: Thought, form: CallForm, calls: str | None) -> dict[str, str]:
+def _free(
+    tools: Sequence[dict[str, Any]], form: CallForm, thought: Thought | None, parallel: int, calls: str
+) -> dict[str, str]:
+    """Rules of an answer that is plain text or calls: what begins like a call is one, as is what the tag opens."""
+    names = [tool["function"]["name"] for tool in tools]
+    openers = form.openers(len(set(names)))
+    spelled, rules = opener_rules(names, [*map(arguments_schema, tools)], form.loose_key or "", openers, parallel)
+    begins = [heads_pattern(names, openers)] if openers else []
+    begins += [literal_pattern(form.opener)] if not (form.opens_anywhere or openers) else []
+    begins += [rf"\n*{literal_pattern(thought.opener)}"] if thought and thought.opener else []
+    # What begins like a call or a thought is one.
+    rules["PLAIN"] = f"{ANY_TEXT} & ~/({'|'.join(begins)})(.|\\n)*/" if begins else ANY_TEXT
+    native = [f"opened {calls}"] if form.opens_anywhere else []
+    native += [f"{form.literal(form.opener)} {calls}"] if not (form.opens_anywhere or openers) else []
+    rules |= up_to("opened", form.opener, form, text="PLAIN") if form.opens_anywhere else {}
+    return {**rules, "answer": " | ".join(["PLAIN", *native, *spelled])}
+
+
+def _thinking(thought: Thought, form: CallForm, calls: str | None, *, is_free: bool) -> dict[str, str]:
     """Free text up to the end marker, or to a call, which ends a thought too; then the answer."""
-    rules = _up_to("thought", thought.end, form)
-    thinks = f"thought {form.literal(thought.gap)} answer"
+    rules = up_to("thought", thought.end, form)
+    # Plain text holds its own line breaks.
+    thinks = "thought answer" if is_free else f"thought {form.literal(thought.gap)} answer"
     if calls is not None:
         thinks += f" | interrupted {calls}"
-        rules |= _up_to("interrupted", form.opener, form)
-    start = f"answer | {form.literal(thought.opener)} thinking" if thought.opener else "thinking"
-    return {**rules, "thinking": thinks, "start": start}
+        rules |= up_to("interrupted", form.opener, form)
+    rules |= {"thinking": thinks, "start": "thinking"}
+    if thought.opener:
+        rules["start"] = f"answer | {'thinks' if is_free else form.literal(thought.opener)} thinking"
+    if thought.opener and is_free:
+        spelled = rf"/\n*{literal_pattern(thought.opener)}/"
+        mark = form.literal(thought.opener)
+        rules["thinks"] = spelled if mark == to_json(thought.opener) else rf"{spelled} | /\n*/ {mark}"
+    return rules
 
 
-def _up_to(name: str, mark: str, form: CallForm) -> dict[str, str]:
-    """Rules for any text up to and with the first of a mark, be it a special token or spelled out."""
+def up_to(name: str, mark: str, form: CallForm, text: str = "TEXT") -> dict[str, str]:
+    """Rules for a text up to and with the first of a mark, be it a special token or spelled out."""
     if form.literal(mark) == to_json(mark):
-        return {f"{name}[lazy]": f"TEXT {to_json(mark)}"}
+        return {f"{name}[lazy]": f"{text} {to_json(mark)}"}
     spelled = f"spelled_{name}"
-    return {name: f"TEXT {form.literal(mark)} | {spelled}", f"{spelled}[lazy]": f"TEXT {to_json(mark)}"}
-
-
-def _regex(text: str) -> str:
-    """A literal text within a regular expression of Lark."""
-    return re.sub(r"([^\w\s<>\"':,=!;&%@#~`-])", r"\\\1", text).replace("/", "\\/").replace("\n", "\\n")
+    return {name: f"{text} {form.literal(mark)} | {spelled}", f"{spelled}[lazy]": f"{text} {to_json(mark)}"}
 
 
 def _tool_rules(tools: Sequence[dict[str, Any]], form: CallForm) -> Iterator[tuple[str, str]]:
@@ -203,7 +256,8 @@ def _tool_rules(tools: Sequence[dict[str, Any]], form: CallForm) -> Iterator[tup
         name = tool["function"]["name"]
         form.check_name(name)
         head, closer = form.rule(form.before_arguments, name), form.rule(form.closer, name)
-        yield f"tool_{index}", f"{head} %json {in_json_form(arguments_schema(tool))} {closer}".strip()
+        yield f"args_{index}", f"%json {in_json_form(arguments_schema(tool))}"
+        yield f"tool_{index}", f"{head} args_{index} {closer}".strip()
 
 
 def _as_objects(tools: Sequence[dict[str, Any]], keys: tuple[str, str]) -> list[str]:

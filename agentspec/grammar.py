@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import typing_extensions
 
-from agentspec.calls import HERMES, CallForm, Thought, answers
+from agentspec.calls import HERMES, CallForm, Thought
 from agentspec.errors import GrammarError
 from agentspec.schema_tools import to_json
 
@@ -140,7 +140,9 @@ class Grammar:
                 )
             ends = (thought.end, *([form.opener] if tools and form.opens_anywhere else []))
             budget = ThinkingBudget(thinking_budget, thought.opener, ends, thought.closing)
-        source = answers(tools, required=required, parallel=parallel, final=final, form=form, thought=thought)
+        source = form.answers(
+            tools, required=required, parallel=parallel, final=final, thought=thought, is_budgeted=budget is not None
+        )
         return cls("lark", source, budget)
 
     @classmethod

@@ -33,6 +33,7 @@ MISTRAL = (
     "[/TOOL_RESULTS]",
     "[ARGS]",
 )
+HARMONY = ("<|start|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>")
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 CORPUS = [
     'The weather in Zürich is sunny. {"name": "get_weather", "arguments": {"city": "Paris", "days": 3}} and so on.',
@@ -79,7 +80,7 @@ def tokenizer(template: str = "", *, tags_are_tokens: bool = True) -> Any:
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     backend.decoder = decoders.ByteLevel()
-    special = [END, *SPECIAL, *MISTRAL]
+    special = [END, *SPECIAL, *MISTRAL, *(HARMONY if template == "harmony" else ())]
     trainer = trainers.BpeTrainer(
         vocab_size=400,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
@@ -87,8 +88,9 @@ def tokenizer(template: str = "", *, tags_are_tokens: bool = True) -> Any:
         show_progress=False,
     )
     backend.train_from_iterator(CORPUS * 3, trainer)
+    end = "<|return|>" if template == "harmony" else END
     made = PreTrainedTokenizerFast(
-        tokenizer_object=backend, bos_token=SPECIAL[0], eos_token=END, clean_up_tokenization_spaces=False
+        tokenizer_object=backend, bos_token=SPECIAL[0], eos_token=end, clean_up_tokenization_spaces=False
     )
     if tags_are_tokens:
         made.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])

@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentspec.calls import CallForm, Thought
-from agentspec.chat.answers import AnswerParser, Parser, Piece, TemplateParser, ToolCall
-from agentspec.chat.dialects import DIALECTS, Dialect, Message, arrangements, detect, named, thought_of
+from agentspec.chat.answers import AnswerParser
+from agentspec.chat.dialects import DIALECTS, Dialect, arrangements, detect, named
+from agentspec.chat.pieces import Message, Parser, Piece, ToolCall
+from agentspec.chat.template_parser import TemplateParser
 from agentspec.errors import InvalidRequestError
 from agentspec.grammar import Grammar
 from agentspec.schema_tools import closed
@@ -41,7 +43,13 @@ class ChatFormat:
         self._tokenizer = tokenizer
         self._template = str(tokenizer.get_chat_template(tools=[]))
         self.dialect: Dialect = detect(self._template) if dialect is None else named(dialect, self._template)
-        self.form: CallForm = _with_ids(self.dialect.form, tokenizer)
+        self.form: CallForm = _with_ids(self.dialect, tokenizer)
+
+    @property
+    def end_tokens(self) -> tuple[int, ...]:
+        """The ids that end an answer, beside those that tokenizer and checkpoint name."""
+        known = self._tokenizer.get_vocab()
+        return tuple(known[mark] for mark in self.dialect.ends if mark in known)
 
     @property
     def shows_special_tokens(self) -> bool:
@@ -113,7 +121,7 @@ class ChatFormat:
 
     def thought(self, prompt: Sequence[int]) -> Thought | None:
         """How the answer to a rendered prompt may begin: None where the model does not think."""
-        return thought_of(self._template, self._tokenizer.decode(list(prompt[-TAIL:])))
+        return self.dialect.thought(self._template, self._tokenizer.decode(list(prompt[-TAIL:])))
 
     def answer_grammar(
         self,
@@ -177,7 +185,8 @@ class ChatFormat:
         if self._ships_a_parser and tools and not has_final:
             return TemplateParser(self._tokenizer.get_response_parser(prefix=list(prompt), tools=list(tools)))
         names = {tool["function"]["name"] for tool in tools}
-        return AnswerParser(self.form if tools else None, thought=thought, begins_with_call=has_final, names=names)
+        form = self.form if tools else None
+        return self.dialect.parser(form, thought=thought, begins_with_call=has_final, names=names)
 
     @property
     def _ships_a_parser(self) -> bool:
@@ -185,10 +194,9 @@ class ChatFormat:
         return bool(self.dialect.marks) and getattr(self._tokenizer, "response_template", None) is not None
 
 
-def _with_ids(form: CallForm, tokenizer: Any) -> CallForm:
+def _with_ids(dialect: Dialect, tokenizer: Any) -> CallForm:
     """A form with the ids of those of its marks that are special tokens of a tokenizer."""
-    thought = Thought()
-    calls = form.opener + form.before_arguments + form.closer + (form.between or "") + form.end
-    written = calls + thought.opener + thought.end
+    thought = dialect.thought("</think>", "") or Thought()
+    written = dialect.form.marks + thought.opener + thought.end + thought.gap
     known = {str(token): token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
-    return dataclasses.replace(form, special=tuple((mark, i) for mark, i in known.items() if mark in written))
+    return dataclasses.replace(dialect.form, special=tuple((mark, i) for mark, i in known.items() if mark in written))

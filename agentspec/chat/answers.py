@@ -2,52 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Any, Protocol
 
 from agentspec.calls import CallForm, Thought
+from agentspec.chat.pieces import Parser, Piece, ToolCall, Trimmed, end_of_value
+from agentspec.chat.spelled import read_spelled
 from agentspec.detokenizer import overlap
-from agentspec.schema_tools import to_json
+from agentspec.openers import Opened, find_opener
 
-
-@dataclass(frozen=True)
-class ToolCall:
-    """A call that the model made.
-
-    Args:
-        name: of the tool.
-        arguments: JSON text; of a call cut short, all the text it got to.
-        is_complete: whether it was written to its end.
-        id: where the model writes one.
-    """
-
-    name: str
-    arguments: str
-    is_complete: bool = True
-    id: str | None = None
-
-
-@dataclass(frozen=True)
-class Piece:
-    """What is new in an answer and surely what it seems to be."""
-
-    text: str = ""
-    reasoning: str = ""
-
-
-class Parser(Protocol):
-    """Takes an answer apart."""
-
-    def push(self, text: str) -> Piece:
-        """Take more text."""
-        ...
-
-    def finish(self) -> tuple[Piece, list[ToolCall]]:
-        """The rest of the answer, and its calls."""
-        ...
+__all__ = ["AnswerParser", "Parser", "Piece", "ToolCall"]
 
 
 class AnswerParser:
@@ -57,7 +21,7 @@ class AnswerParser:
         form: of calls; None where no tools are offered.
         thought: how the answer may begin; None for models that do not think.
         begins_with_call: whether a call can only be the whole answer; an opener further on is text (a string in JSON).
-        names: of the tools, where JSON that is no call may look like one.
+        names: of the tools, where JSON that is no call may look like one; with them calls in other spellings are read.
     """
 
     def __init__(
@@ -70,12 +34,14 @@ class AnswerParser:
     ) -> None:
         self._form = form
         self._names = names
+        self._openers = form.openers(len(set(names))) if form and names and not begins_with_call else ()
+        self._opened: Opened | None = None
         self._thought = thought
         self._has_final = begins_with_call
         self._calls_begin = begins_with_call or (form is not None and not form.opens_anywhere)
         self._text = ""
         self._at = 0  # what is before has been shown
-        self._reasoning = _Trimmed("\n")
+        self._reasoning = Trimmed("\n")
         self._read = self._read_text if thought is None else self._read_opener if thought.opener else self._read_thought
 
     def push(self, text: str) -> Piece:
@@ -137,9 +103,24 @@ class AnswerParser:
     def _read_text(self, is_over: bool) -> Piece:
         if self._form is None:
             self._read = self._read_rest
-            return Piece()
-        if self._calls_begin:
-            return self._read_beginning(self._form, is_over)
+        elif self._openers:
+            self._read_spelling(is_over)
+        elif self._calls_begin:
+            self._read_beginning(self._form, is_over)
+        else:
+            self._read = self._read_up_to_call
+        return Piece()
+
+    def _read_spelling(self, is_over: bool) -> None:
+        """Text that may begin with a call in another spelling than the form's; until that is known it is held back."""
+        self._opened, is_undecided = find_opener(self._text, self._at, self._names or (), self._openers)
+        if self._opened:
+            self._read = self._read_nothing
+        elif is_over or not is_undecided:
+            self._read = self._read_rest if self._calls_begin else self._read_up_to_call
+
+    def _read_up_to_call(self, is_over: bool) -> Piece:
+        assert self._form is not None
         opener, after = self._form.opener, self._form.after_text
         at = self._text.find(opener, self._at)
         if at >= 0:
@@ -150,7 +131,7 @@ class AnswerParser:
         held = 0 if is_over else max(overlap(rest, after + opener), overlap(rest, opener))
         return Piece(self._take(len(self._text) - held))
 
-    def _read_beginning(self, form: CallForm, is_over: bool) -> Piece:
+    def _read_beginning(self, form: CallForm, is_over: bool) -> None:
         """Text that is a call from its beginning or not at all."""
         rest = self._text[self._at :]
         if rest.startswith(form.opener):
@@ -159,10 +140,9 @@ class AnswerParser:
             known = head and (self._names is None or json.loads(head["name"]) in self._names)
             if form.opens_anywhere or not self._has_final or known:
                 self._read = self._read_nothing
-                return Piece()
+                return
         if is_over or not (form.opener.startswith(rest) or rest.startswith(form.opener)):
             self._read = self._read_rest
-        return Piece()
 
     def _read_rest(self, is_over: bool) -> Piece:
         return Piece(self._take(len(self._text)))
@@ -178,6 +158,8 @@ class AnswerParser:
     def _calls(self) -> list[ToolCall]:
         form, text, at = self._form, self._text, self._at
         assert form is not None
+        if self._opened:
+            return read_spelled(text, self._opened, form.loose_key or "")
         calls: list[ToolCall] = []
         lead = form.opener
         while lead and text.startswith(lead, at):
@@ -195,20 +177,12 @@ def _read_call(form: CallForm, text: str, begin: int, at: int) -> tuple[ToolCall
     head = form.head_pattern.match(text, at)
     groups = head.groupdict() if head else {}
     name = json.loads(groups["name"]) if groups.get("name") else groups.get("raw_name") or ""
-    end = _end_of_value(text, head.end()) if head else None
+    end = end_of_value(text, head.end()) if head else None
     closer = None if end is None else form.closer_pattern.match(text, end)
     if head is None or closer is None:
         return ToolCall(name or _name_so_far(text, at), text[begin:], is_complete=False), len(text)
     call_id = {**groups, **closer.groupdict()}.get("id")
     return ToolCall(name, text[head.end() : end], id=call_id), closer.end()
-
-
-def _end_of_value(text: str, at: int) -> int | None:
-    """Where the JSON value that begins at ``at`` ends; None where it is cut short."""
-    try:
-        return json.JSONDecoder().raw_decode(text, at)[1]
-    except json.JSONDecodeError:
-        return None
 
 
 def _name_so_far(text: str, at: int) -> str:
@@ -218,75 +192,3 @@ def _name_so_far(text: str, at: int) -> str:
     except ValueError:
         return ""
     return str(name)
-
-
-class _Trimmed:
-    """Text in pieces, without certain characters at its two ends."""
-
-    def __init__(self, characters: str | None = None) -> None:
-        self._characters = characters
-        self._held = ""
-        self._begun = False
-
-    def push(self, text: str) -> str:
-        text = self._held + text
-        if not self._begun:
-            text = text.lstrip(self._characters)
-        shown = text.rstrip(self._characters)
-        self._begun, self._held = self._begun or bool(shown), text[len(shown) :]
-        return shown
-
-
-REASONING = ("reasoning_content", "reasoning", "thinking")
-"""Names under which response templates keep thoughts."""
-
-
-class TemplateParser:
-    """Reads answers by the response template that a tokenizer ships, with transformers' own parser.
-
-    Args:
-        parser: transformers' ``ResponseParser`` behind the prompt.
-    """
-
-    def __init__(self, parser: Any) -> None:
-        self._parser = parser
-        self._texts = {name: _Trimmed("\n") for name in ("content", *REASONING)}
-        self._calls: list[ToolCall] = []
-        self._open_call: str | None = None
-
-    def push(self, text: str) -> Piece:
-        """Take more text."""
-        try:
-            return self._taken(self._parser.feed(text))
-        except ValueError:  # a region that its parser does not understand: kept as it is
-            return Piece()
-
-    def finish(self) -> tuple[Piece, list[ToolCall]]:
-        """The rest of the answer, and its calls."""
-        piece = Piece()
-        with contextlib.suppress(ValueError):  # a call that was cut short is no JSON
-            piece = self._taken(self._parser.finalize()[1])
-        if self._open_call is not None:
-            self._calls.append(ToolCall("", self._open_call, is_complete=False))
-        return piece, self._calls
-
-    def _taken(self, events: list[dict[str, Any]]) -> Piece:
-        shown = {"content": "", "reasoning": ""}
-        for event in events:
-            kind, field = event["type"], event["field"]
-            if field in self._texts:
-                place = "reasoning" if field in REASONING else "content"
-                shown[place] += self._texts[field].push(event.get("text", "") if kind == "region_chunk" else "")
-            elif field == "tool_calls":
-                self._take_call(kind, event)
-        return Piece(shown["content"], shown["reasoning"])
-
-    def _take_call(self, kind: str, event: dict[str, Any]) -> None:
-        if kind == "region_chunk":
-            self._open_call = (self._open_call or "") + event["text"]
-        elif kind == "region_close":
-            value = event["value"]
-            for call in value if isinstance(value, list) else [value]:
-                function = call["function"]
-                self._calls.append(ToolCall(function["name"], to_json(function["arguments"]), id=call.get("id")))
-            self._open_call = None

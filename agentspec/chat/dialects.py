@@ -5,131 +5,22 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from agentspec.calls import HERMES, CallForm, Thought
+from agentspec.chat.answers import AnswerParser
+from agentspec.chat.harmony import HarmonyParser, harmony_messages, harmony_thought
+from agentspec.chat.pieces import Message, Parser
 from agentspec.errors import InvalidRequestError
+from agentspec.harmony import HARMONY
 from agentspec.schema_tools import to_json
 
-Message = dict[str, Any]
-"""A chat message in OpenAI's form, the arguments of its calls being dicts."""
 
-
-@dataclass(frozen=True)
-class Dialect:
-    """A family's way to write calls.
-
-    Args:
-        name: of the dialect.
-        form: of calls.
-        marks: what its chat templates hold, by which it is told; none for templates that know no tools, for which
-            tools, calls and results are written into plain messages.
-    """
-
-    name: str
-    form: CallForm
-    marks: tuple[str, ...]
-
-    def messages(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[Message]:
-        """The messages as the chat template takes them."""
-        if not self.marks:
-            return plain_messages(messages, tools, self.form)
-        return [_with_short_ids(message) for message in messages] if "{id}" in _template(self.form) else list(messages)
-
-
-def _template(form: CallForm) -> str:
-    return form.before_arguments + form.closer
-
-
-# In the order in which they are looked for.
-DIALECTS = {
-    dialect.name: dialect
-    for dialect in (
-        # Mistral: [TOOL_CALLS] [{"name": ..., "arguments": ..., "id": ...}, ...], since 2024 without the blank; models
-        # of 2025 write [TOOL_CALLS]name[ARGS]{...} per call, some with [CALL_ID] between.
-        Dialect(
-            "mistral-call-id",
-            CallForm("[TOOL_CALLS]", "{raw_name}[CALL_ID]{id}[ARGS]", "", between="[TOOL_CALLS]", after_text=""),
-            ("[TOOL_CALLS]", "[CALL_ID]"),
-        ),
-        Dialect(
-            "mistral-args",
-            CallForm("[TOOL_CALLS]", "{raw_name}[ARGS]", "", between="[TOOL_CALLS]", after_text=""),
-            ("[TOOL_CALLS]", "[ARGS]"),
-        ),
-        Dialect(
-            "mistral",
-            CallForm(
-                "[TOOL_CALLS] [",
-                '{{"name": {name}, "arguments": ',
-                ', "id": "{id}"}}',
-                between=", ",
-                end="]",
-                after_text="",
-            ),
-            ("[TOOL_CALLS] [",),
-        ),
-        Dialect(
-            "mistral-nemo",
-            CallForm(
-                "[TOOL_CALLS][",
-                '{{"name": {name}, "arguments": ',
-                ', "id": "{id}"}}',
-                between=", ",
-                end="]",
-                after_text="",
-            ),
-            ("[TOOL_CALLS][",),
-        ),
-        # Hermes, Qwen 2.5 and 3, and many others: JSON between tags.
-        Dialect("hermes", HERMES, ("<tool_call>",)),
-        # Llama 3.1 to 3.3: {"name": ..., "parameters": ...}, one call, and nothing else in the answer.
-        Dialect(
-            "llama3",
-            CallForm(
-                '{"name": ',
-                '{name}, "parameters": ',
-                "}}",
-                between=None,
-                after_text="",
-                object_keys=("name", "parameters"),
-            ),
-            ("<|start_header_id|>", '"parameters": '),
-        ),
-        Dialect("plain", HERMES, ()),
-    )
-}
-
-
-NO_JSON = ("<function=", "<arg_key>")
-"""Marks of templates that write calls as XML between the tags of Hermes."""
-
-
-def detect(chat_template: str) -> Dialect:
-    """The dialect of a chat template; ``plain`` where it knows no tools, or writes calls in another way."""
-    known = "tool_calls" in chat_template and not any(mark in chat_template for mark in NO_JSON)
-    return next(
-        d for d in DIALECTS.values() if not d.marks or (known and all(mark in chat_template for mark in d.marks))
-    )
-
-
-def named(name: str, chat_template: str) -> Dialect:
-    """The dialect of this name.
-
-    Raises:
-        InvalidRequestError: for an unknown name, or a template that does not render calls in it.
-    """
-    dialect = DIALECTS.get(name)
-    if dialect is None:
-        raise InvalidRequestError(f"dialect must be one of {sorted(DIALECTS)}, got {name!r}.")
-    if dialect.marks and "tool_calls" not in chat_template:
-        raise InvalidRequestError(
-            f"The model's chat template renders no tool calls, so the dialect {name!r} cannot be used; use 'plain', "
-            "which writes tools and calls into the messages."
-        )
-    return dialect
+def as_they_are(messages: Sequence[Message], tools: Sequence[dict[str, Any]], form: CallForm) -> list[Message]:
+    """Return the messages for a template that takes them as they are."""
+    return list(messages)
 
 
 def thought_of(chat_template: str, prompt_end: str) -> Thought | None:
@@ -144,21 +35,37 @@ def thought_of(chat_template: str, prompt_end: str) -> Thought | None:
     return Thought(opener="") if prompt_end.rstrip().endswith("<think>") else Thought()
 
 
-def arrangements(messages: Sequence[Message]) -> Iterator[list[Message]]:
-    """Messages as they are; then as stricter templates want them: neighbours of one role as one, no system message."""
-    yield list(messages)
-    merged: list[Message] = []
-    for role, group in itertools.groupby(messages, key=lambda message: message["role"]):
-        neighbours = list(group)
-        if role in ("system", "user"):
-            merged.append({"role": role, "content": "\n\n".join(str(m["content"]) for m in neighbours)})
-        else:
-            merged += neighbours
-    yield merged
-    system = [message["content"] for message in merged if message["role"] == "system"]
-    others = [message for message in merged if message["role"] != "system"]
-    if system and others and others[0]["role"] == "user":
-        yield [{**others[0], "content": "\n\n".join([*system, others[0]["content"]])}, *others[1:]]
+@dataclass(frozen=True)
+class Dialect:
+    """A family's way to write calls.
+
+    Args:
+        name: of the dialect.
+        form: of calls.
+        marks: what its chat templates hold, by which it is told; none for templates that know no tools, for which
+            tools, calls and results are written into plain messages.
+        arrange: makes the messages that its chat templates take.
+        thought: finds out how an answer begins, of the chat template and the end of a prompt.
+        parser: of answers.
+        ends: special tokens that end an answer, beside those that tokenizer and checkpoint name.
+    """
+
+    name: str
+    form: CallForm
+    marks: tuple[str, ...]
+    arrange: Callable[[Sequence[Message], Sequence[dict[str, Any]], CallForm], list[Message]] = as_they_are
+    thought: Callable[[str, str], Thought | None] = thought_of
+    parser: Callable[..., Parser] = AnswerParser
+    ends: tuple[str, ...] = ()
+
+    def messages(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[Message]:
+        """The messages as the chat template takes them."""
+        return self.arrange(messages, tools, self.form)
+
+
+def with_short_ids(messages: Sequence[Message], tools: Sequence[dict[str, Any]], form: CallForm) -> list[Message]:
+    """Return the messages for a template that demands ids of nine letters or digits."""
+    return [_with_short_ids(message) for message in messages]
 
 
 SYSTEM = """You may call one or more functions to assist with the user query.
@@ -219,3 +126,123 @@ def short_id(call_id: str | None) -> str:
     if call_id is not None and re.fullmatch(r"[a-zA-Z0-9]{9}", call_id):
         return call_id
     return hashlib.sha256(str(call_id).encode()).hexdigest()[:9]
+
+
+# In the order in which they are looked for.
+DIALECTS = {
+    dialect.name: dialect
+    for dialect in (
+        # Mistral: [TOOL_CALLS] [{"name": ..., "arguments": ..., "id": ...}, ...], since 2024 without the blank; models
+        # of 2025 write [TOOL_CALLS]name[ARGS]{...} per call, some with [CALL_ID] between.
+        Dialect(
+            "mistral-call-id",
+            CallForm("[TOOL_CALLS]", "{raw_name}[CALL_ID]{id}[ARGS]", "", between="[TOOL_CALLS]", after_text=""),
+            ("[TOOL_CALLS]", "[CALL_ID]"),
+            arrange=with_short_ids,
+        ),
+        Dialect(
+            "mistral-args",
+            CallForm("[TOOL_CALLS]", "{raw_name}[ARGS]", "", between="[TOOL_CALLS]", after_text=""),
+            ("[TOOL_CALLS]", "[ARGS]"),
+        ),
+        Dialect(
+            "mistral",
+            CallForm(
+                "[TOOL_CALLS] [",
+                '{{"name": {name}, "arguments": ',
+                ', "id": "{id}"}}',
+                between=", ",
+                end="]",
+                after_text="",
+            ),
+            ("[TOOL_CALLS] [",),
+            arrange=with_short_ids,
+        ),
+        Dialect(
+            "mistral-nemo",
+            CallForm(
+                "[TOOL_CALLS][",
+                '{{"name": {name}, "arguments": ',
+                ', "id": "{id}"}}',
+                between=", ",
+                end="]",
+                after_text="",
+            ),
+            ("[TOOL_CALLS][",),
+            arrange=with_short_ids,
+        ),
+        # Hermes, Qwen 2.5 and 3, and many others: JSON between tags.
+        Dialect("hermes", HERMES, ("<tool_call>",)),
+        # Llama 3.1 to 3.3: {"name": ..., "parameters": ...}, one call, and nothing else in the answer.
+        Dialect(
+            "llama3",
+            CallForm(
+                '{"name": ',
+                '{name}, "parameters": ',
+                "}}",
+                between=None,
+                after_text="",
+                object_keys=("name", "parameters"),
+                loose_key="parameters",
+            ),
+            ("<|start_header_id|>", '"parameters": '),
+        ),
+        # gpt-oss: messages in channels.
+        Dialect(
+            "harmony",
+            HARMONY,
+            ("<|channel|>", "<|message|>", "<|call|>"),
+            arrange=harmony_messages,
+            thought=harmony_thought,
+            parser=HarmonyParser,
+            ends=("<|return|>", "<|call|>"),
+        ),
+        Dialect("plain", HERMES, (), arrange=plain_messages),
+    )
+}
+
+
+NO_JSON = ("<function=", "<arg_key>")
+"""Marks of templates that write calls as XML between the tags of Hermes."""
+
+
+def detect(chat_template: str) -> Dialect:
+    """The dialect of a chat template; ``plain`` where it knows no tools, or writes calls in another way."""
+    known = "tool_calls" in chat_template and not any(mark in chat_template for mark in NO_JSON)
+    return next(
+        d for d in DIALECTS.values() if not d.marks or (known and all(mark in chat_template for mark in d.marks))
+    )
+
+
+def named(name: str, chat_template: str) -> Dialect:
+    """The dialect of this name.
+
+    Raises:
+        InvalidRequestError: for an unknown name, or a template that does not render calls in it.
+    """
+    dialect = DIALECTS.get(name)
+    if dialect is None:
+        raise InvalidRequestError(f"dialect must be one of {sorted(DIALECTS)}, got {name!r}.")
+    if dialect.marks and "tool_calls" not in chat_template:
+        raise InvalidRequestError(
+            f"The model's chat template renders no tool calls, so the dialect {name!r} cannot be used; use 'plain', "
+            "which writes tools and calls into the messages."
+        )
+    return dialect
+
+
+def arrangements(messages: Sequence[Message]) -> Iterator[list[Message]]:
+    """Messages as they are; then as stricter templates want them: neighbours of one role as one, no system message."""
+    yield list(messages)
+    merged: list[Message] = []
+    for role, group in itertools.groupby(messages, key=lambda message: message["role"]):
+        neighbours = list(group)
+        if role in ("system", "user"):
+            merged.append({"role": role, "content": "\n\n".join(str(m["content"]) for m in neighbours)})
+        else:
+            merged += neighbours
+    yield merged
+    system = [message["content"] for message in merged if message["role"] == "system"]
+    others = [message for message in merged if message["role"] != "system"]
+    if system and others and others[0]["role"] == "user":
+        yield [{**others[0], "content": "\n\n".join([*system, others[0]["content"]])}, *others[1:]]

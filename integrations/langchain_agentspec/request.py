@@ -97,7 +97,12 @@ def prepare(
     )
     request = Request(
         prompt,
-        sampling(settings, stop, skip_special_tokens=not (chat.shows_special_tokens and (offered or thought))),
+        sampling(
+            settings,
+            stop,
+            skip_special_tokens=not (chat.shows_special_tokens and (offered or thought)),
+            stop_token_ids=chat.end_tokens,
+        ),
         grammar,
         **decoding(settings),
         grammar_engine=settings["grammar_engine"],

@@ -1,0 +1,63 @@
+"""Answers read by the response template that a tokenizer ships."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from agentspec.chat.pieces import Piece, ToolCall, Trimmed
+from agentspec.schema_tools import to_json
+
+REASONING = ("reasoning_content", "reasoning", "thinking")
+"""Names under which response templates keep thoughts."""
+
+
+class TemplateParser:
+    """Reads answers by the response template that a tokenizer ships, with transformers' own parser.
+
+    Args:
+        parser: transformers' ``ResponseParser`` behind the prompt.
+    """
+
+    def __init__(self, parser: Any) -> None:
+        self._parser = parser
+        self._texts = {name: Trimmed("\n") for name in ("content", *REASONING)}
+        self._calls: list[ToolCall] = []
+        self._open_call: str | None = None
+
+    def push(self, text: str) -> Piece:
+        """Take more text."""
+        try:
+            return self._taken(self._parser.feed(text))
+        except ValueError:  # a region that its parser does not understand: kept as it is
+            return Piece()
+
+    def finish(self) -> tuple[Piece, list[ToolCall]]:
+        """The rest of the answer, and its calls."""
+        piece = Piece()
+        with contextlib.suppress(ValueError):  # a call that was cut short is no JSON
+            piece = self._taken(self._parser.finalize()[1])
+        if self._open_call is not None:
+            self._calls.append(ToolCall("", self._open_call, is_complete=False))
+        return piece, self._calls
+
+    def _taken(self, events: list[dict[str, Any]]) -> Piece:
+        shown = {"content": "", "reasoning": ""}
+        for event in events:
+            kind, field = event["type"], event["field"]
+            if field in self._texts:
+                place = "reasoning" if field in REASONING else "content"
+                shown[place] += self._texts[field].push(event.get("text", "") if kind == "region_chunk" else "")
+            elif field == "tool_calls":
+                self._take_call(kind, event)
+        return Piece(shown["content"], shown["reasoning"])
+
+    def _take_call(self, kind: str, event: dict[str, Any]) -> None:
+        if kind == "region_chunk":
+            self._open_call = (self._open_call or "") + event["text"]
+        elif kind == "region_close":
+            value = event["value"]
+            for call in value if isinstance(value, list) else [value]:
+                function = call["function"]
+                self._calls.append(ToolCall(function["name"], to_json(function["arguments"]), id=call.get("id")))
+            self._open_call = None

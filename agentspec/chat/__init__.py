@@ -182,9 +182,11 @@ class ChatFormat:
             has_final: whether an answer that is no call is JSON, in which an opener is text.
             thought: that goes before the answer.
         """
-        if self._ships_a_parser and tools and not has_final:
-            return TemplateParser(self._tokenizer.get_response_parser(prefix=list(prompt), tools=list(tools)))
         names = {tool["function"]["name"] for tool in tools}
+        if self._ships_a_parser and tools and not has_final:
+            theirs = self._tokenizer.get_response_parser(prefix=list(prompt), tools=list(tools))
+            spelled = self.form.openers(len(names))
+            return TemplateParser(theirs, AnswerParser(self.form, thought=thought, names=names) if spelled else None)
         form = self.form if tools else None
         return self.dialect.parser(form, thought=thought, begins_with_call=has_final, names=names)
 

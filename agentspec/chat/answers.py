@@ -44,6 +44,12 @@ class AnswerParser:
         self._reasoning = Trimmed("\n")
         self._read = self._read_text if thought is None else self._read_opener if thought.opener else self._read_thought
 
+    @property
+    def is_spelled(self) -> bool | None:
+        """Whether the answer is calls in another spelling than the form's; None while that is not known."""
+        before = (self._read_opener, self._read_thought, self._read_gap, self._read_text)
+        return None if self._read in before else self._opened is not None
+
     def push(self, text: str) -> Piece:
         """Take more text."""
         self._text += text

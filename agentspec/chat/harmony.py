@@ -118,13 +118,14 @@ class HarmonyParser:
         recipient = re.search(r" to=([\w.\-]*)", header)
         if found:
             self._message += 1
-            self._begin, self._at = self._at, self._at + len(header) + len(MESSAGE)
+            self._at += len(header) + len(MESSAGE)
             self._read = self._read_nothing if recipient else self._reader(header)
         is_harmony = self._at > 0 or any(rest.startswith(mark) or mark.startswith(rest) for mark in _HEADERS)
         if not is_harmony or (is_over and not (found or recipient or CHANNEL in self._text)):
             self._read = self._read_rest
         if recipient and (found or is_over):
-            self._recipient = recipient[1].removeprefix("functions.")
+            is_cut = not found and "functions.".startswith(recipient[1])
+            self._recipient = "" if is_cut else recipient[1].removeprefix("functions.")
         return Piece()
 
     def _read_thought(self, is_over: bool) -> Piece:
@@ -144,7 +145,7 @@ class HarmonyParser:
     def _body(self, is_over: bool) -> str:
         begin, end = self._at, self._text.find(_BOUNDARY, self._at)
         if end >= 0:
-            self._at = end + len(_BOUNDARY)
+            self._at = self._begin = end + len(_BOUNDARY)
             self._read = self._read_header
         else:
             rest = self._text[begin:]

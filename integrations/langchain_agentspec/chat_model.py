@@ -52,6 +52,8 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
             cannot express, in place of refusing the schema. Beside tools and behind thoughts a schema is always
             enforced whole or refused.
         parallel_tool_calls: whether a message may hold several calls (up to ``MAX_PARALLEL_CALLS``).
+        special_tokens_in_content: whether a special token that messages, tools or their results spell becomes that
+            token, as chat templates do by themselves. By default it stays text, so that no foreign text begins a turn.
         streaming: whether ``invoke`` streams too, for handlers that listen to tokens.
 
     Example:
@@ -66,6 +68,7 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
     grammar_engine: GrammarEngine = "auto"
     validate_output: bool = False
     parallel_tool_calls: bool = False
+    special_tokens_in_content: bool = False
     streaming: bool = False
 
     @property

@@ -45,13 +45,19 @@ def _to_chat(message: BaseMessage) -> dict[str, Any]:
         ]
     if isinstance(message, AIMessage) and (reasoning := _reasoning(message)):
         chat["reasoning_content"] = reasoning
-    if isinstance(message, AIMessage) and (ids := message.response_metadata.get("agentspec", {}).get("token_ids")):
+    if isinstance(message, AIMessage) and (ids := _told(message).get("token_ids")):
         chat["token_ids"] = ids
     if isinstance(message, ToolMessage):
         chat["tool_call_id"] = message.tool_call_id
     if isinstance(message, ToolMessage | FunctionMessage) and message.name:
         chat["name"] = message.name
     return chat
+
+
+def _told(message: AIMessage) -> dict[str, Any]:
+    """What this package said of a message of its own; {} for others, and for what was kept in another form."""
+    told = message.response_metadata.get("agentspec")
+    return told if isinstance(told, dict) else {}
 
 
 def _text(message: BaseMessage) -> str:
@@ -94,7 +100,7 @@ class ChunkMaker:
         model_name: str,
         parser: Parser | None,
         decode: Callable[[list[int]], str],
-        own_ids: Callable[[str, list[int]], list[int] | None],
+        own_ids: Callable[[str, list[int], str], list[int] | None],
         template_s: float = 0.0,
     ) -> None:
         self._template_s = template_s
@@ -103,6 +109,7 @@ class ChunkMaker:
         self._own_ids = own_ids
         self._parser = parser
         self._text = ""
+        self._content = ""  # what of it a history renders as text
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
 
@@ -117,9 +124,11 @@ class ChunkMaker:
         self._text += delta.text
         self._tokens += delta.tokens
         piece = self._parser.push(delta.text) if self._parser else Piece(delta.text)
+        self._content += piece.text + piece.reasoning
         if delta.finish_reason is None or delta.stats is None:
             return AIMessageChunk(content=piece.text, additional_kwargs=_thought(piece.reasoning))
         rest, calls = self._parser.finish() if self._parser else (Piece(), [])
+        self._content += rest.text + rest.reasoning + "".join(call.arguments for call in calls if call.is_complete)
         return AIMessageChunk(
             content=piece.text + rest.text,
             additional_kwargs=_thought(piece.reasoning + rest.reasoning),
@@ -130,7 +139,7 @@ class ChunkMaker:
         )
 
     def _metadata(self, finish_reason: str, stats: StepStats, invalid: str | None) -> dict[str, Any]:
-        told = {"token_ids": self._own_ids(self._text, self._tokens), "invalid": invalid}
+        told = {"token_ids": self._own_ids(self._text, self._tokens, self._content), "invalid": invalid}
         metadata: dict[str, Any] = {
             "finish_reason": finish_reason,
             "model_name": self._model_name,

@@ -1,4 +1,4 @@
-"""What users and tools write stays text: no spelling of a control token becomes that token, and nothing else changes."""
+"""What users and tools write stays text: no spelling of a control token becomes it, and nothing else changes."""
 
 from __future__ import annotations
 

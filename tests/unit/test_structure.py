@@ -18,6 +18,7 @@ STOREYS = [
     {
         "agentspec.errors",
         "agentspec.detokenizer",
+        "agentspec.stops",
         "agentspec.tokens",
         "agentspec.stats",
         "agentspec.folders",

@@ -6,7 +6,7 @@ import math
 import numbers
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ LogitsProcessor = Callable[[list[int], Tensor], Tensor]
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the tokens of one request are drawn, and when it ends.
+    """How the tokens of one request are drawn, and when it ends. None stands for a default.
 
     Args:
         temperature: divides the scores; 0 is greedy.
@@ -38,7 +38,7 @@ class SamplingParams:
         stop: strings that end the text; they are not part of it.
         stop_token_ids: ids that end the sequence beside the tokenizer's own end tokens; emitted in ``tokens``, not in
             ``text``.
-        logprobs: None for none, else how many alternatives to report beside each emitted token.
+        logprobs: None or False for none, else how many alternatives to report beside each emitted token; True for 0.
         raw_logprobs: report the model's own probabilities in place of those of the law that was drawn from.
         include_stop: keep a stop string in the text, and its tokens.
         skip_special_tokens: leave special tokens out of the text (end tokens always are).
@@ -47,7 +47,7 @@ class SamplingParams:
             et al. 2019); 1 leaves them.
         presence_penalty: subtracted from the scores of tokens in the text.
         frequency_penalty: likewise, times their count.
-        logit_bias: added to the scores of these ids.
+        logit_bias: added to the scores of these ids, which may be written as text, as JSON has them.
         banned_token_ids: never emitted.
         logits_processor: functions ``(prefix, logits) -> logits`` of the ids so far and the scores ``[V]`` after them,
             applied in order behind penalties and bias; they must depend on nothing else.
@@ -77,10 +77,7 @@ class SamplingParams:
     logits_processor: tuple[LogitsProcessor, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()))
-        object.__setattr__(self, "logit_bias", dict(self.logit_bias or {}))
-        for name in ("stop_token_ids", "banned_token_ids", "logits_processor"):
-            object.__setattr__(self, name, tuple(getattr(self, name) or ()))
+        self.__dict__.update(_in_one_form(self))
         rules: tuple[tuple[str, bool, str], ...] = (
             (
                 "temperature",
@@ -128,6 +125,18 @@ class SamplingParams:
         """Whether the law depends on more than scores, mask and filters."""
         penalties = (self.repetition_penalty != 1, self.presence_penalty, self.frequency_penalty)
         return any((*penalties, self.logit_bias, self.banned_token_ids, self.min_tokens, self.logits_processor))
+
+
+def _in_one_form(params: SamplingParams) -> dict[str, object]:
+    """The fields that may be written in several forms: None for a default, one stop string, a flag, ids as text."""
+    stop, bias, flag = params.stop, params.logit_bias or {}, params.logprobs
+    return {
+        **{f.name: f.default for f in fields(params) if f.default is not MISSING and getattr(params, f.name) is None},
+        **{f.name: tuple(getattr(params, f.name) or ()) for f in fields(params) if f.default == ()},
+        "stop": (stop,) if isinstance(stop, str) else tuple(stop or ()),
+        "logprobs": (0 if flag else None) if isinstance(flag, bool) else flag,
+        "logit_bias": {int(i) if isinstance(i, str) and i.isdecimal() else i: v for i, v in dict(bias).items()},
+    }
 
 
 def _is_integer(value: object) -> bool:

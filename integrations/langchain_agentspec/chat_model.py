@@ -34,7 +34,7 @@ from langchain_agentspec.forms import (
 from langchain_agentspec.messages import to_result
 from langchain_agentspec.request import BOUND, CHAT, Prepared, prepare, shown
 from langchain_agentspec.samples import current_sample
-from langchain_agentspec.settings import STRICT, ModelSettings, check_keywords
+from langchain_agentspec.settings import STRICT, ModelSettings, canonical, check_keywords
 
 
 class ChatAgentSpec(ModelSettings, BaseChatModel):
@@ -85,13 +85,16 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
         return (*super().overridable(), *CHAT)
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        named = canonical(kwargs)
+        settings = {name: named.get(name) for name in ("model", "temperature", "max_tokens")}
+        told = {name: getattr(self, name) if value is None else value for name, value in settings.items()}
         return LangSmithParams(
             ls_provider="agentspec",
-            ls_model_name=kwargs.get("model", self.model),
+            ls_model_name=told["model"],
             ls_model_type="chat",
-            ls_temperature=kwargs.get("temperature", self.temperature),
-            ls_max_tokens=kwargs.get("max_tokens", self.max_tokens),
-            ls_stop=stop or self.stop,
+            ls_temperature=told["temperature"],
+            ls_max_tokens=told["max_tokens"],
+            ls_stop=stop or named.get("stop") or self.stop,
         )
 
     def _resolve_model_profile(self) -> ModelProfile | None:
@@ -251,11 +254,12 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
 
     def _prepare(self, messages: list[BaseMessage], stop: list[str] | None, kwargs: dict[str, Any]) -> Prepared:
         """A call as a request."""
+        kwargs = canonical(kwargs)
         check_keywords(kwargs, (*self.overridable(), *BOUND))
         settings, sample = self.settings(kwargs), current_sample.get()
         if sample is not None:
             settings = sample.settings(settings)
-        stops = self.stop if stop is None else stop
+        stops = stop if stop is not None else kwargs.get("stop") or self.stop
         engine, family = self.engine_of(settings["model"]), sample.family if sample else None
         return prepare(engine, messages, settings, stops, kwargs, self.dialect, family)
 

@@ -19,6 +19,7 @@ STOREYS = [
         "agentspec.errors",
         "agentspec.detokenizer",
         "agentspec.stops",
+        "agentspec.values",
         "agentspec.tokens",
         "agentspec.stats",
         "agentspec.folders",

@@ -14,7 +14,6 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
-from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from agentspec import InvalidRequestError
 from agentspec.constraints import GrammarEngine
@@ -24,17 +23,15 @@ from langchain_agentspec.forms import (
     call_parser,
     chosen_tools,
     core_errors,
-    described,
     expect_valid,
-    json_schema_of,
     returned,
     structured,
-    told_schema,
 )
 from langchain_agentspec.messages import to_result
 from langchain_agentspec.request import BOUND, CHAT, Prepared, prepare, shown
 from langchain_agentspec.samples import current_sample
 from langchain_agentspec.settings import STRICT, ModelSettings, canonical, check_keywords
+from langchain_agentspec.tools import described, json_schema_of, told_schema, tool_of
 
 
 class ChatAgentSpec(ModelSettings, BaseChatModel):
@@ -142,7 +139,7 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
 
     def with_structured_output(
         self,
-        schema: dict[str, Any] | type,
+        schema: dict[str, Any] | type | None = None,
         *,
         include_raw: bool = False,
         method: Literal["json_schema", "function_calling", "json_mode"] = "json_schema",
@@ -154,7 +151,7 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
         The schema constrains the answer and is not written into the prompt: say there what you want to know.
 
         Args:
-            schema: pydantic class, TypedDict, or JSON Schema.
+            schema: pydantic class, TypedDict, or JSON Schema; None, with "json_mode", for any JSON object.
             include_raw: give ``{"raw", "parsed", "parsing_error"}`` in place of the parsed value.
             method: "json_schema" and "json_mode" constrain the answer to the schema; "function_calling" demands a call
                 of it as a tool.
@@ -165,7 +162,11 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
         """
         if "response_format" in kwargs:
             raise InvalidRequestError("with_structured_output makes its own response_format; leave one of them out.")
-        if method == "function_calling":
+        if schema is None and method != "json_mode":
+            raise InvalidRequestError(
+                f"method={method!r} needs a schema; 'json_mode' gives any JSON object without one."
+            )
+        if method == "function_calling" and schema is not None:
             return structured(self._calling(schema, **kwargs), call_parser(schema), include_raw)
         if method not in ("json_schema", "json_mode"):
             raise InvalidRequestError(
@@ -175,14 +176,17 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
         llm = self.bind(
             response_format={"type": "json_schema", "json_schema": {"schema": wanted}},
             parsed=True,
-            ls_structured_output_format={"kwargs": {"method": method}, "schema": told_schema(schema)},
+            ls_structured_output_format={
+                "kwargs": {"method": method},
+                "schema": told_schema(wanted if schema is None else schema),
+            },
             **kwargs,
         )
         return structured(llm, answer_parser(schema), include_raw)
 
     def _calling(self, schema: dict[str, Any] | type, **kwargs: Any) -> Runnable[LanguageModelInput, AIMessage]:
         """This model made to call the schema as a tool."""
-        tool = convert_to_openai_tool(json_schema_of(schema))
+        tool = tool_of(schema)
         wanted = {"kwargs": {"method": "function_calling"}, "schema": tool}
         return self.bind_tools(
             [tool], tool_choice=tool["function"]["name"], ls_structured_output_format=wanted, **kwargs

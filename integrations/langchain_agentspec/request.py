@@ -17,6 +17,7 @@ from langchain_agentspec.events import CountedChunk
 from langchain_agentspec.forms import chosen_tools, final_schema
 from langchain_agentspec.messages import ChunkMaker, to_chat
 from langchain_agentspec.settings import decoding, sampling
+from langchain_agentspec.tools import described
 
 CHAT = (
     "grammar_engine",
@@ -88,7 +89,7 @@ def prepare(
     """
     started = time.perf_counter()
     chat = ChatFormat(engine.tokenizer, dialect, special_tokens_in_content=settings["special_tokens_in_content"])
-    tools = bound.get("tools") or []
+    tools = [described(tool) for tool in bound.get("tools") or []]
     offered, required = chosen_tools(tools, bound.get("tool_choice"))
     final = final_schema(bound.get("response_format"))
     reasoning = {} if settings["reasoning"] is None else {"enable_thinking": settings["reasoning"]}

@@ -199,9 +199,10 @@ def _adapter(cls: type[ModelSettings], name: str) -> TypeAdapter[Any]:
 
 
 def _as_field(cls: type[ModelSettings], name: str, value: Any) -> Any:
-    """A value as the constructor would take it."""
+    """A value as the constructor would take it; but no numbers as text, which no caller means."""
+    value = _alternatives(value) if name == "logprobs" else value
     try:
-        return _adapter(cls, name).validate_python(_alternatives(value) if name == "logprobs" else value)
+        return _adapter(cls, name).validate_python(value, strict=isinstance(value, str))
     except ValidationError as error:
         what = error.errors()[0]["msg"]
         raise InvalidRequestError(f"{name} cannot be {value!r}: {what[:1].lower()}{what[1:]}.") from error

@@ -55,8 +55,8 @@ def test_none_is_the_default_of_sampling_params(name: str) -> None:
         ({"max_new_tokens": 7, "max_tokens": 7}, {"max_tokens": 7}),
         ({"model_name": "m"}, {"model": "m"}),
         ({"request_timeout": 3.5}, {"timeout": 3.5}),
-        ({"temperature": "0.5"}, {"temperature": 0.5}),
-        ({"n": "2", "gamma": "auto"}, {"n": 2, "gamma": "auto"}),
+        ({"temperature": 1, "n": 2.0}, {"temperature": 1.0, "n": 2}),
+        ({"gamma": "auto", "acceptance": "coupled"}, {"gamma": "auto", "acceptance": "coupled"}),
     ],
     ids=str,
 )

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agentspec.report.schema import Iteration, ModelCall, Phases, RunRecord, Step, ToolCall
+from agentspec.visible import visible
 
 PROCESS = 1
 AGENT = 0
@@ -183,13 +184,15 @@ def _about_step(step: Step | None) -> dict[str, Any]:
 
 
 def _event(name: str, kind: str, span: _Span, about: dict[str, Any]) -> Event:
-    known = {key: value for key, value in about.items() if value is not None}
+    told = ((key, visible(value, lines=True) if isinstance(value, str) else value) for key, value in about.items())
+    known = {key: value for key, value in told if value is not None}
     place = {"ts": span.begin, "dur": span.end - span.begin, "pid": PROCESS, "tid": span.track}
-    return {"name": name, "cat": kind, "ph": "X", **place, "args": known}
+    return {"name": visible(name), "cat": kind, "ph": "X", **place, "args": known}
 
 
 def _meta(name: str, track: int, value: str | int, key: str = "name") -> Event:
-    return {"name": name, "ph": "M", "pid": PROCESS, "tid": track, "args": {key: value}}
+    told = visible(value) if isinstance(value, str) else value
+    return {"name": name, "ph": "M", "pid": PROCESS, "tid": track, "args": {key: told}}
 
 
 def _clip(span: tuple[int, int], within: _Span) -> tuple[int, int]:

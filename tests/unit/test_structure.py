@@ -20,6 +20,7 @@ STOREYS = [
         "agentspec.detokenizer",
         "agentspec.stops",
         "agentspec.values",
+        "agentspec.visible",
         "agentspec.tokens",
         "agentspec.stats",
         "agentspec.folders",

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from agentspec.report.schema import Iteration, ModelCall, Phases, RunRecord, Step, ToolCall
-from agentspec.visible import visible
 
 PROCESS = 1
 AGENT = 0
@@ -184,15 +183,13 @@ def _about_step(step: Step | None) -> dict[str, Any]:
 
 
 def _event(name: str, kind: str, span: _Span, about: dict[str, Any]) -> Event:
-    told = ((key, visible(value, lines=True) if isinstance(value, str) else value) for key, value in about.items())
-    known = {key: value for key, value in told if value is not None}
+    known = {key: value for key, value in about.items() if value is not None}
     place = {"ts": span.begin, "dur": span.end - span.begin, "pid": PROCESS, "tid": span.track}
-    return {"name": visible(name), "cat": kind, "ph": "X", **place, "args": known}
+    return {"name": name, "cat": kind, "ph": "X", **place, "args": known}
 
 
 def _meta(name: str, track: int, value: str | int, key: str = "name") -> Event:
-    told = visible(value) if isinstance(value, str) else value
-    return {"name": name, "ph": "M", "pid": PROCESS, "tid": track, "args": {key: told}}
+    return {"name": name, "ph": "M", "pid": PROCESS, "tid": track, "args": {key: value}}
 
 
 def _clip(span: tuple[int, int], within: _Span) -> tuple[int, int]:

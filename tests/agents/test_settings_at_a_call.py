@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from answering import answering
-from conftest import Says
+from scripted import Says
 
 from agentspec import InvalidRequestError, LocalEngine
 from langchain_agentspec import AgentSpecLLM, ChatAgentSpec

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from agentspec.errors import AgentSpecError
+from agentspec.visible import visible
 
 COMMANDS = {
     "demo": "run an agent with tools on the embedded model, and show where its time went",
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (AgentSpecError, OSError) as error:
-        print(f"agentspec {parsed.command}: {_said(error)}", file=sys.stderr)
+        print(f"agentspec {parsed.command}: {visible(_said(error), lines=True)}", file=sys.stderr)
         return 2
 
 

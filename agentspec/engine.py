@@ -247,12 +247,28 @@ class LocalEngine:
             return None
 
         skip_special = params.skip_special_tokens
+        hidden = frozenset(self.tokenizer.all_special_ids) if skip_special else frozenset()
+        skip = hidden | self._end_tokens | frozenset(params.stop_token_ids)
+        spelled = _spelled(self.tokenizer, skip, params) if params.stop else {}
+        return Detokenizer(
+            self._decoder(skip_special),
+            skip=skip,
+            spelled=Detokenizer(self._decoder(False), apart=frozenset(spelled)) if spelled else None,
+            textless=frozenset(spelled.values()),
+        )
+
+    def _decoder(self, skip_special: bool) -> Callable[[list[int]], str]:
         if skip_special not in self._decoders:
             self._decoders[skip_special] = _decoder(self.tokenizer, skip_special)
-        textless = frozenset(self.tokenizer.all_special_ids) if skip_special else frozenset()
-        return Detokenizer(
-            self._decoders[skip_special], skip=textless | self._end_tokens | frozenset(params.stop_token_ids)
-        )
+        return self._decoders[skip_special]
+
+
+def _spelled(tokenizer: Any, skip: Collection[int], params: SamplingParams) -> dict[int, str]:
+    """How tokens that have no text are spelled, where a stop string holds one."""
+    added = getattr(tokenizer, "added_tokens_decoder", {}) if params.skip_special_tokens else {}
+    ids = {*(i for i, token in added.items() if token.special), *skip}
+    spelled = {i: text for i in ids if (text := tokenizer.decode([i], skip_special_tokens=False))}
+    return spelled if any(text in stop for text in spelled.values() for stop in params.stop) else {}
 
 
 def _expect_seconds(every_s: float) -> None:

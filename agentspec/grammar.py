@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import importlib
 import types
@@ -188,6 +189,8 @@ def schema_of(described: Any) -> dict[str, Any]:
         return known
     from pydantic import TypeAdapter  # here, for a JSON Schema or a pattern needs no pydantic
 
+    with contextlib.suppress(Exception):  # it is tried in another form below
+        return TypeAdapter(described).json_schema()
     try:
         return TypeAdapter(_for_pydantic(described)).json_schema()
     except Exception as error:  # pydantic raises several kinds for types without a schema

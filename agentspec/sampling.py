@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from agentspec.errors import InvalidRequestError
 from agentspec.kernels import kernels_for
 from agentspec.masks import TokenMask
 from agentspec.tokens import NO_TOKEN
+from agentspec.values import in_one_form, is_integer, is_number
 
 LEAST_TEMPERATURE = 1e-5
 """Below this, scores divided by it leave float32; the law is greedy long before."""
@@ -26,7 +26,7 @@ LogitsProcessor = Callable[[list[int], Tensor], Tensor]
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the tokens of one request are drawn, and when it ends.
+    """How the tokens of one request are drawn, and when it ends. None stands for a default.
 
     Args:
         temperature: divides the scores; 0 is greedy.
@@ -38,7 +38,7 @@ class SamplingParams:
         stop: strings that end the text; they are not part of it.
         stop_token_ids: ids that end the sequence beside the tokenizer's own end tokens; emitted in ``tokens``, not in
             ``text``.
-        logprobs: None for none, else how many alternatives to report beside each emitted token.
+        logprobs: None or False for none, else how many alternatives to report beside each emitted token; True for 0.
         raw_logprobs: report the model's own probabilities in place of those of the law that was drawn from.
         include_stop: keep a stop string in the text, and its tokens.
         skip_special_tokens: leave special tokens out of the text (end tokens always are).
@@ -47,7 +47,7 @@ class SamplingParams:
             et al. 2019); 1 leaves them.
         presence_penalty: subtracted from the scores of tokens in the text.
         frequency_penalty: likewise, times their count.
-        logit_bias: added to the scores of these ids.
+        logit_bias: added to the scores of these ids, which may be written as text, as JSON has them.
         banned_token_ids: never emitted.
         logits_processor: functions ``(prefix, logits) -> logits`` of the ids so far and the scores ``[V]`` after them,
             applied in order behind penalties and bias; they must depend on nothing else.
@@ -77,46 +77,43 @@ class SamplingParams:
     logits_processor: tuple[LogitsProcessor, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()))
-        object.__setattr__(self, "logit_bias", dict(self.logit_bias or {}))
-        for name in ("stop_token_ids", "banned_token_ids", "logits_processor"):
-            object.__setattr__(self, name, tuple(getattr(self, name) or ()))
+        vars(self).update(in_one_form(self))
         rules: tuple[tuple[str, bool, str], ...] = (
             (
                 "temperature",
-                _is_number(self.temperature) and (self.temperature == 0 or self.temperature >= LEAST_TEMPERATURE),
+                is_number(self.temperature) and (self.temperature == 0 or self.temperature >= LEAST_TEMPERATURE),
                 f"0 (greedy) or a finite number >= {LEAST_TEMPERATURE}",
             ),
-            ("top_p", _is_number(self.top_p) and 0 < self.top_p <= 1, "a number in (0, 1]"),
-            ("top_k", _is_integer(self.top_k) and self.top_k >= 0, "an integer >= 0 (0 keeps all)"),
-            ("min_p", _is_number(self.min_p) and 0 <= self.min_p <= 1, "a number in [0, 1]"),
-            ("seed", self.seed is None or _is_integer(self.seed), "None or an integer"),
-            ("max_tokens", _is_integer(self.max_tokens) and self.max_tokens >= 1, "an integer >= 1"),
+            ("top_p", is_number(self.top_p) and 0 < self.top_p <= 1, "a number in (0, 1]"),
+            ("top_k", is_integer(self.top_k) and self.top_k >= 0, "an integer >= 0 (0 keeps all)"),
+            ("min_p", is_number(self.min_p) and 0 <= self.min_p <= 1, "a number in [0, 1]"),
+            ("seed", self.seed is None or is_integer(self.seed), "None or an integer"),
+            ("max_tokens", is_integer(self.max_tokens) and self.max_tokens >= 1, "an integer >= 1"),
             ("stop", all(isinstance(s, str) and s for s in self.stop), "non-empty strings"),
-            ("stop_token_ids", all(_is_integer(i) and i >= 0 for i in self.stop_token_ids), "ids >= 0"),
+            ("stop_token_ids", all(is_integer(i) and i >= 0 for i in self.stop_token_ids), "ids >= 0"),
             (
                 "logprobs",
-                self.logprobs is None or (_is_integer(self.logprobs) and self.logprobs >= 0),
+                self.logprobs is None or (is_integer(self.logprobs) and self.logprobs >= 0),
                 "None or an integer >= 0",
             ),
             (
                 "min_tokens",
-                _is_integer(self.min_tokens) and 0 <= self.min_tokens <= self.max_tokens,
+                is_integer(self.min_tokens) and 0 <= self.min_tokens <= self.max_tokens,
                 f"an integer in [0, max_tokens={self.max_tokens}]",
             ),
             (
                 "repetition_penalty",
-                _is_number(self.repetition_penalty) and self.repetition_penalty > 0,
+                is_number(self.repetition_penalty) and self.repetition_penalty > 0,
                 "a finite number > 0",
             ),
-            ("presence_penalty", _is_number(self.presence_penalty), "a finite number"),
-            ("frequency_penalty", _is_number(self.frequency_penalty), "a finite number"),
+            ("presence_penalty", is_number(self.presence_penalty), "a finite number"),
+            ("frequency_penalty", is_number(self.frequency_penalty), "a finite number"),
             (
                 "logit_bias",
-                all(_is_integer(i) and _is_number(v) for i, v in self.logit_bias.items()),
+                all(is_integer(i) and is_number(v) for i, v in self.logit_bias.items()),
                 "finite numbers by id (banned_token_ids bans)",
             ),
-            ("banned_token_ids", all(_is_integer(i) and i >= 0 for i in self.banned_token_ids), "ids >= 0"),
+            ("banned_token_ids", all(is_integer(i) and i >= 0 for i in self.banned_token_ids), "ids >= 0"),
             ("logits_processor", all(map(callable, self.logits_processor)), "functions (prefix, logits) -> logits"),
         )
         for name, holds, expected in rules:
@@ -128,14 +125,6 @@ class SamplingParams:
         """Whether the law depends on more than scores, mask and filters."""
         penalties = (self.repetition_penalty != 1, self.presence_penalty, self.frequency_penalty)
         return any((*penalties, self.logit_bias, self.banned_token_ids, self.min_tokens, self.logits_processor))
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 @dataclass(frozen=True)

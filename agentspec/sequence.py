@@ -12,11 +12,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from agentspec.detokenizer import Detokenizer, overlap
+from agentspec.detokenizer import Detokenizer
 from agentspec.dice import DICE, Acceptance, Dice, fresh_seed
 from agentspec.errors import GrammarError, InvalidRequestError
 from agentspec.masks import TokenMask
 from agentspec.sampling import Prefix, SamplingParams
+from agentspec.stops import Ending, StopStrings
 
 
 class FinishReason(StrEnum):
@@ -118,8 +119,10 @@ class Sequence:
         self.siblings: SequenceOf[Sequence] = ()
         """The samples of its request, itself among them; drafters may look at what they say."""
         self._detokenizer = detokenizer
-        self._searched = 0  # length of the text known to hold no stop string
-        self._cut: int | None = None  # where a stop string begins in the text
+        self._stops = None
+        if detokenizer is not None and self.params.stop:
+            self._stops = StopStrings(self.params.stop, detokenizer, self.params.include_stop)
+        self._stopped: Ending | None = None  # by a stop string
 
     @property
     def tokens(self) -> list[int]:
@@ -134,7 +137,9 @@ class Sequence:
     @property
     def text(self) -> str:
         """The text so far; once finished, exactly the text of the emitted tokens before the end."""
-        return self._detokenizer.text[: self._cut] if self._detokenizer else ""
+        if self._stopped is not None:
+            return self._stopped.text
+        return self._detokenizer.text if self._detokenizer else ""
 
     @property
     def detokenize_seconds(self) -> float:
@@ -144,24 +149,21 @@ class Sequence:
     @property
     def settled_text(self) -> str:
         """The text that no later token can take back: without what may become a stop string."""
-        text = self.text
-        if self.finish_reason is not None:
-            return text
-        open_stop = max((overlap(text, stop) for stop in self.params.stop), default=0)
-        return text[: len(text) - open_stop]
+        if self.finish_reason is not None or self._stops is None:
+            return self.text
+        return self.text[: self._stops.settled()[0]]
 
     @property
     def settled_length(self) -> int:
         """Emitted tokens that no later token can take back, their text being whole and settled."""
         if self._detokenizer is None or self.finish_reason is not None:
             return self.length
-        length, settled = len(self.settled_text), self.length
-        if self._detokenizer.is_whole and length == len(self._detokenizer.text):
-            return settled
+        if self._stops is not None:
+            return self._stops.settled()[1]
+        if self._detokenizer.is_whole:
+            return self.length
         ends = self._detokenizer.ends
-        while settled and ((end := ends[settled - 1]) is None or end > length):
-            settled -= 1
-        return settled
+        return next((n for n in range(self.length, 0, -1) if ends[n - 1] is not None), 0)
 
     @property
     def remaining(self) -> int:
@@ -199,10 +201,8 @@ class Sequence:
         if self._detokenizer is None:
             return
         self._detokenizer.flush()
-        if self._cut is not None and not self.params.include_stop:
-            ends = enumerate([0, *self._detokenizer.ends])
-            kept = next((i for i, end in ends if end is not None and end >= self._cut), self.length)
-            del self.context[self.prompt_length + kept :]
+        if self._stopped is not None:
+            del self.context[self.prompt_length + self._stopped.tokens :]
 
     def _boundary(self, token: int, may_be_over: bool) -> FinishReason | None:
         is_over = token in self.end_tokens or (may_be_over and self._grammar_is_over())
@@ -211,13 +211,8 @@ class Sequence:
         return FinishReason.LENGTH if self.length >= self.limit else None
 
     def _stop_string_found(self) -> bool:
-        if not self.params.stop or self._detokenizer is None:
-            return False
-        text = self._detokenizer.text
-        found = [(text.find(stop, max(0, self._searched - len(stop) + 1)), len(stop)) for stop in self.params.stop]
-        self._searched = len(text)
-        self._cut = min((at + self.params.include_stop * n for at, n in found if at >= 0), default=None)
-        return self._cut is not None
+        self._stopped = None if self._stops is None else self._stops.find()
+        return self._stopped is not None
 
     def _grammar_is_over(self) -> bool:
         return self.matcher is not None and self.matcher.is_over()

@@ -13,7 +13,15 @@ NO_TOKEN = -1
 """Stands for a token where none may come."""
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # sentencepiece writes it for a space
+
+
+def well_formed(text: str) -> str:
+    """A text that can be encoded: halves of a surrogate pair are joined, and a lone one becomes U+FFFD."""
+    if text.isascii() or not _SURROGATE.search(text):
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def token_bytes(tokenizer: Any, vocab_size: int) -> list[bytes | None]:

@@ -12,6 +12,7 @@ from typing import Any
 from agentspec.calls import CallForm, Thought
 from agentspec.chat.answers import AnswerParser
 from agentspec.chat.dialects import DIALECTS, Dialect, arrangements, detect, named
+from agentspec.chat.foreign import THOUGHT_MARKS, Foreign, Rendered, control_tokens
 from agentspec.chat.pieces import Message, Parser, Piece, ToolCall
 from agentspec.chat.template_parser import TemplateParser
 from agentspec.errors import InvalidRequestError
@@ -30,12 +31,14 @@ class ChatFormat:
     Args:
         tokenizer: of transformers, with a chat template.
         dialect: a name of ``DIALECTS``; None finds it out from the template.
+        special_tokens_in_content: whether a control token that messages or tools spell becomes that token, as chat
+            templates do by themselves. By default it stays text: nobody's words begin a turn.
 
     Raises:
         InvalidRequestError: for a tokenizer without a chat template, or a dialect that it does not speak.
     """
 
-    def __init__(self, tokenizer: Any, dialect: str | None = None) -> None:
+    def __init__(self, tokenizer: Any, dialect: str | None = None, *, special_tokens_in_content: bool = False) -> None:
         if not getattr(tokenizer, "chat_template", None):
             raise InvalidRequestError(
                 "The tokenizer has no chat template, so messages cannot be rendered; load a chat or instruct model."
@@ -44,6 +47,8 @@ class ChatFormat:
         self._template = str(tokenizer.get_chat_template(tools=[]))
         self.dialect: Dialect = detect(self._template) if dialect is None else named(dialect, self._template)
         self.form: CallForm = _with_ids(self.dialect, tokenizer)
+        written = f"{self._template}\n{_marks(self.dialect)}"
+        self._control = None if special_tokens_in_content else control_tokens(tokenizer, written)
 
     @property
     def end_tokens(self) -> tuple[int, ...]:
@@ -76,47 +81,62 @@ class ChatFormat:
         said = [message["token_ids"] for message in messages if message.get("token_ids")]
         if not said:
             return self._ids(text)
-        opening = text.removeprefix(self._text(messages, tools, {**settings, "add_generation_prompt": False}))
+        opening = text.text.removeprefix(self._text(messages, tools, {**settings, "add_generation_prompt": False}).text)
         prompt: list[int] = []
         at = 0
         for ids in said:
-            known = max(ids) < len(self._tokenizer)
-            answer = self._tokenizer.decode(ids) if known and opening else ""
-            begin = text.find(opening + answer, at) + len(opening)
-            if answer and begin >= len(opening):
-                prompt += [*self._ids(text[at:begin]), *ids]
+            answer = self._tokenizer.decode(ids) if opening and self._are_ids(ids) else ""
+            begin = _find(text, opening, answer, at) if answer else None
+            if begin is not None:
+                prompt += [*self._ids(text.part(at, begin)), *ids]
                 at = begin + len(answer)
-        return prompt + self._ids(text[at:])
+        return prompt + self._ids(text.part(at))
 
-    def own_ids(self, text: str, tokens: Sequence[int]) -> list[int] | None:
+    def own_ids(self, text: str, tokens: Sequence[int], content: str = "") -> list[int] | None:
         """The ids in which a text was said, where its encoding would be others; without an end token behind it.
 
         A model may cut a text into tokens in its own way. With its ids in the history the next turn reads what was
         said, and finds all of it in the cache.
+
+        Args:
+            text: of the answer.
+            tokens: in which it was said.
+            content: the part of it that the next turn renders as text, not as calls.
         """
+        spells = self._control is not None and self._control.occur_in(content, but=THOUGHT_MARKS)
         for ids in (list(tokens), list(tokens[:-1])):
             if self._tokenizer.decode(ids) == text:
-                return None if self._ids(text) == ids else ids
+                return None if not spells and self._ids(Rendered(text)) == ids else ids
         return None
 
-    def _text(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], settings: dict[str, Any]) -> str:
+    def _are_ids(self, ids: Any) -> bool:
+        """Whether what a kept message holds are ids of this tokenizer."""
+        size = len(self._tokenizer)
+        return isinstance(ids, list | tuple) and all(isinstance(i, int) and 0 <= i < size for i in ids)
+
+    def _text(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], settings: dict[str, Any]) -> Rendered:
+        foreign = Foreign(self._control, [messages, tools])
+        hidden_tools = foreign.hidden(tools)
         refusal: Exception | None = None
-        for arranged in arrangements(self.dialect.messages(messages, tools)):
+        for arranged in arrangements(self.dialect.messages(foreign.hidden(messages), hidden_tools)):
             try:
                 text: str = self._tokenizer.apply_chat_template(
                     arranged,
-                    tools=list(tools) if tools and self.dialect.marks else None,
+                    tools=hidden_tools if tools and self.dialect.marks else None,
                     tokenize=False,
                     **{"add_generation_prompt": True, **settings},
                 )
             except Exception as error:  # templates raise whatever their authors chose
                 refusal = refusal or error
             else:
-                return text
-        raise InvalidRequestError(f"The model's chat template refused the messages: {refusal}") from refusal
+                return foreign.shown(text)
+        why = foreign.shown(str(refusal)).text
+        raise InvalidRequestError(f"The model's chat template refused the messages: {why}") from refusal
 
-    def _ids(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+    def _ids(self, text: Rendered) -> list[int]:
+        if text.guarded and self._control is not None:
+            return self._control.encode(text)
+        ids: list[int] = self._tokenizer.encode(text.text, add_special_tokens=False)
         return ids
 
     def thought(self, prompt: Sequence[int]) -> Thought | None:
@@ -196,9 +216,24 @@ class ChatFormat:
         return bool(self.dialect.marks) and getattr(self._tokenizer, "response_template", None) is not None
 
 
+def _find(text: Rendered, opening: str, answer: str, at: int) -> int | None:
+    """Where an answer stands behind an opening that the template wrote, from a place on; None for nowhere."""
+    while (found := text.text.find(opening + answer, at)) >= 0:
+        begin = found + len(opening)
+        if not text.spells_in(found, begin):
+            return begin
+        at = found + 1
+    return None
+
+
+def _marks(dialect: Dialect) -> str:
+    """All that a dialect writes around calls and thoughts."""
+    thought = dialect.thought("</think>", "") or Thought()
+    return dialect.form.marks + thought.opener + thought.end + thought.gap
+
+
 def _with_ids(dialect: Dialect, tokenizer: Any) -> CallForm:
     """A form with the ids of those of its marks that are special tokens of a tokenizer."""
-    thought = dialect.thought("</think>", "") or Thought()
-    written = dialect.form.marks + thought.opener + thought.end + thought.gap
+    written = _marks(dialect)
     known = {str(token): token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
     return dataclasses.replace(dialect.form, special=tuple((mark, i) for mark, i in known.items() if mark in written))

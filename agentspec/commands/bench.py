@@ -11,6 +11,7 @@ from agentspec.engine import LocalEngine
 from agentspec.report.compare import ratio_interval
 from agentspec.request import Completion, Request
 from agentspec.sampling import SamplingParams
+from agentspec.visible import visible
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print medians and ratios; 1 where speculation changed a text."""
     engine = engine_of(arguments)
     try:
-        print(f"{arguments.model}, draft {arguments.draft or 'by look-up'}, greedy, prompts cached")
+        print(f"{visible(arguments.model)}, draft {visible(arguments.draft or 'by look-up')}, greedy, prompts cached")
         print(f"{'':<9}{'tokens':>7}{'calls':>7}{'off, s':>9}{'on, s':>9}{'off / on':>10}  95% interval")
         same = [_measure(engine, task, arguments.repeats, arguments.tokens) for task in TASKS]
     finally:

@@ -16,6 +16,7 @@ import torch
 from agentspec import embedded
 from agentspec.folders import CACHE_VARIABLE, root
 from agentspec.kernels import KernelsMissingError, kernels
+from agentspec.visible import visible
 
 DISTRIBUTION = "langchain-agentspec"
 PACKAGES = ("torch", "transformers", "langchain-core", "llguidance", "outlines-core")
@@ -42,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
         checks.append(_memory)
     for check in checks:
         for name, told in _tried(check):
-            print(f"{name:<18}{told}")
+            print(f"{name:<18}{visible(told, lines=True)}")
     return 0
 
 

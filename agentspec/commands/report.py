@@ -11,6 +11,7 @@ from pathlib import Path
 from agentspec.errors import InvalidRequestError
 from agentspec.report import AgentRun, read_runs
 from agentspec.report.compare import Comparison, Percentiles, compare, percentiles
+from agentspec.visible import visible
 
 SCHEMA = "agentspec.report/1"
 
@@ -51,9 +52,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(_as_json(files, comparison), indent=2))
     else:
-        print("\n\n".join(_told(file) for file in files))
+        print(visible("\n\n".join(_told(file) for file in files), lines=True))
         if comparison is not None:
-            print(f"\n{_compared(files, comparison)}")
+            print(visible(f"\n{_compared(files, comparison)}", lines=True))
     _write(files[0], arguments)
     empty = [file for file in files if not file.runs]
     if any(all(problem.endswith("not JSON") for problem in file.problems) for file in empty):
@@ -76,14 +77,14 @@ def _write(file: _File, arguments: argparse.Namespace) -> None:
         chosen.to_chrome_trace(arguments.trace)
     if not arguments.json:
         written = [str(path) for path in (arguments.html, arguments.trace) if path is not None]
-        print(f"\nRun {number} of {len(file.runs)} written: {', '.join(written)}")
+        print(f"\nRun {number} of {len(file.runs)} written: {visible(', '.join(written))}")
 
 
 def _told(file: _File) -> str:
     """A file's runs, and what is wrong with its other lines."""
     count = len(file.runs)
-    lines = [f"{file.path}: {count} run{'' if count == 1 else 's'}"]
-    lines += [f"  not read, {problem}" for problem in file.problems]
+    lines = [f"{visible(file.path)}: {count} run{'' if count == 1 else 's'}"]
+    lines += [f"  not read, {visible(problem)}" for problem in file.problems]
     if file.runs:
         rows = [(p.name, f"{p.count}", *map(_seconds, (p.p50, p.p90, p.p99))) for p in file.percentiles]
         lines += _columns([("seconds", "runs", "p50", "p90", "p99"), *rows])

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from agentspec.report.fold import Call
 from agentspec.report.recorder import Recorder
+from agentspec.visible import visible
 
 REFRESHES_PER_SECOND = 4
 
@@ -33,15 +34,15 @@ def now(recorder: Recorder) -> Group:
     seconds, calls = recorder.now()
     models = [call for call in calls if call.kind == "model"]
     running = [call for call in calls if call.ended is None and call.kind != "chain"]
-    head = f"{recorder.name or 'agent run'}: {seconds:.1f} s, {len(models)} model calls"
+    head = f"{visible(recorder.name or 'agent run')}: {seconds:.1f} s, {len(models)} model calls"
     return Group(Text(head), *(Text("  " + line) for line in map(_line, running, [recorder.clock()] * len(running))))
 
 
 def _line(call: Call, clock: float) -> str:
     seconds = clock - call.started
     if call.kind == "tool":
-        return f"{call.name}() {seconds:.1f} s"
-    parts = [f"{call.name} {seconds:.1f} s"]
+        return f"{visible(call.name)}() {seconds:.1f} s"
+    parts = [f"{visible(call.name)} {seconds:.1f} s"]
     if call.first_token is not None and call.tokens:
         parts.append(f"{call.tokens} tokens")
         if clock > call.first_token:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from agentspec.errors import InvalidRequestError
 from agentspec.metrics import EngineMetrics
 from agentspec.stats import PHASES
+from agentspec.visible import visible
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -94,7 +95,7 @@ def _braced(labels: Mapping[str, str]) -> str:
 
 
 def _value(text: str) -> str:
-    return _help(text).replace('"', r"\"")
+    return _help(visible(text, lines=True)).replace('"', r"\"")
 
 
 def _help(text: str) -> str:

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentspec.report.schema import Gain, Iteration, ModelCall, Phases, RunRecord, Step, ToolCall
+from agentspec.visible import visible
 
 BAR_CELLS = 40
 """Width of the waterfall."""
@@ -41,11 +42,11 @@ def view(run: RunRecord) -> RenderableType:
     if sum(call.seconds for call in _models(run)) > run.model_s + _ROUNDING_S:
         parts.append(Text("model calls overlapped: their phases are sums of more seconds than there were"))
     if run.gain is not None:
-        parts += [Text(), Text(told_gain(run.gain))]
+        parts += [Text(), Text(visible(told_gain(run.gain), lines=True))]
     if run.over_budget_s:
         parts.append(Text(f"over its budget of {run.budget_s:g} s by {run.over_budget_s:.3f} s", style="bold red"))
     if run.error is not None:
-        parts.append(Text(f"ended by {run.error}", style="bold red"))
+        parts.append(Text(f"ended by {visible(run.error, lines=True)}", style="bold red"))
     return Group(*parts)
 
 
@@ -54,7 +55,7 @@ def _tables(run: RunRecord) -> list[RenderableType]:
     size = ITERATIONS_PER_TABLE
     numbered = list(enumerate(run.iterations, 1))
     groups = [numbered[at : at + size] for at in range(0, len(numbered), size)] or [[]]
-    title = Text(f"{run.name or 'agent run'}: {run.total_s:.2f} s", style="bold")
+    title = Text(f"{visible(run.name or 'agent run')}: {run.total_s:.2f} s", style="bold")
     tables: list[RenderableType] = [title]
     for group in groups:
         tables += [Text(), _table(group, run if group is groups[-1] else None)]
@@ -83,7 +84,7 @@ def _table(numbered: Sequence[tuple[int, Iteration]], run: RunRecord | None) -> 
         table.add_row(label, *[_sum_of(of, count) for of in calls])
     table.add_row("accepted", *[_rate(of) for of in calls])
     table.add_row("tokens a round", *[_length(of) for of in calls])
-    table.add_row("tools", *[Text("\n".join(tool.name for tool in column.tools)) for column in columns])
+    table.add_row("tools", *[Text("\n".join(visible(tool.name) for tool in column.tools)) for column in columns])
     return table
 
 
@@ -101,7 +102,7 @@ def waterfall(run: RunRecord, cells: int = BAR_CELLS) -> Table:
     table.add_column(justify="right", no_wrap=True)
     for depth, call in _calls(run.iterations, run.tools, 0):
         kind = "model" if isinstance(call, ModelCall) else "tool"
-        label = call.name if isinstance(call, ModelCall) else f"{call.name}()"
+        label = visible(call.name) if isinstance(call, ModelCall) else f"{visible(call.name)}()"
         colour = COLOURS["error" if call.error else kind]
         remark = " cached" if isinstance(call, ModelCall) and call.cached else " failed" if call.error else ""
         table.add_row(

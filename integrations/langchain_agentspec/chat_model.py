@@ -14,7 +14,6 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
-from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from agentspec import InvalidRequestError
 from agentspec.constraints import GrammarEngine
@@ -24,17 +23,15 @@ from langchain_agentspec.forms import (
     call_parser,
     chosen_tools,
     core_errors,
-    described,
     expect_valid,
-    json_schema_of,
     returned,
     structured,
-    told_schema,
 )
 from langchain_agentspec.messages import to_result
 from langchain_agentspec.request import BOUND, CHAT, Prepared, prepare, shown
 from langchain_agentspec.samples import current_sample
-from langchain_agentspec.settings import STRICT, ModelSettings, check_keywords
+from langchain_agentspec.settings import STRICT, ModelSettings, canonical, check_keywords
+from langchain_agentspec.tools import described, json_schema_of, told_schema, tool_of
 
 
 class ChatAgentSpec(ModelSettings, BaseChatModel):
@@ -52,6 +49,8 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
             cannot express, in place of refusing the schema. Beside tools and behind thoughts a schema is always
             enforced whole or refused.
         parallel_tool_calls: whether a message may hold several calls (up to ``MAX_PARALLEL_CALLS``).
+        special_tokens_in_content: whether a special token that messages, tools or their results spell becomes that
+            token, as chat templates do by themselves. By default it stays text, so that no foreign text begins a turn.
         streaming: whether ``invoke`` streams too, for handlers that listen to tokens.
 
     Example:
@@ -66,6 +65,7 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
     grammar_engine: GrammarEngine = "auto"
     validate_output: bool = False
     parallel_tool_calls: bool = False
+    special_tokens_in_content: bool = False
     streaming: bool = False
 
     @property
@@ -82,13 +82,16 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
         return (*super().overridable(), *CHAT)
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        named = canonical(kwargs)
+        settings = {name: named.get(name) for name in ("model", "temperature", "max_tokens")}
+        told = {name: getattr(self, name) if value is None else value for name, value in settings.items()}
         return LangSmithParams(
             ls_provider="agentspec",
-            ls_model_name=kwargs.get("model", self.model),
+            ls_model_name=told["model"],
             ls_model_type="chat",
-            ls_temperature=kwargs.get("temperature", self.temperature),
-            ls_max_tokens=kwargs.get("max_tokens", self.max_tokens),
-            ls_stop=stop or self.stop,
+            ls_temperature=told["temperature"],
+            ls_max_tokens=told["max_tokens"],
+            ls_stop=stop or named.get("stop") or self.stop,
         )
 
     def _resolve_model_profile(self) -> ModelProfile | None:
@@ -136,7 +139,7 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
 
     def with_structured_output(
         self,
-        schema: dict[str, Any] | type,
+        schema: dict[str, Any] | type | None = None,
         *,
         include_raw: bool = False,
         method: Literal["json_schema", "function_calling", "json_mode"] = "json_schema",
@@ -148,7 +151,7 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
         The schema constrains the answer and is not written into the prompt: say there what you want to know.
 
         Args:
-            schema: pydantic class, TypedDict, or JSON Schema.
+            schema: pydantic class, TypedDict, or JSON Schema; None, with "json_mode", for any JSON object.
             include_raw: give ``{"raw", "parsed", "parsing_error"}`` in place of the parsed value.
             method: "json_schema" and "json_mode" constrain the answer to the schema; "function_calling" demands a call
                 of it as a tool.
@@ -159,7 +162,11 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
         """
         if "response_format" in kwargs:
             raise InvalidRequestError("with_structured_output makes its own response_format; leave one of them out.")
-        if method == "function_calling":
+        if schema is None and method != "json_mode":
+            raise InvalidRequestError(
+                f"method={method!r} needs a schema; 'json_mode' gives any JSON object without one."
+            )
+        if method == "function_calling" and schema is not None:
             return structured(self._calling(schema, **kwargs), call_parser(schema), include_raw)
         if method not in ("json_schema", "json_mode"):
             raise InvalidRequestError(
@@ -169,14 +176,17 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
         llm = self.bind(
             response_format={"type": "json_schema", "json_schema": {"schema": wanted}},
             parsed=True,
-            ls_structured_output_format={"kwargs": {"method": method}, "schema": told_schema(schema)},
+            ls_structured_output_format={
+                "kwargs": {"method": method},
+                "schema": told_schema(wanted if schema is None else schema),
+            },
             **kwargs,
         )
         return structured(llm, answer_parser(schema), include_raw)
 
     def _calling(self, schema: dict[str, Any] | type, **kwargs: Any) -> Runnable[LanguageModelInput, AIMessage]:
         """This model made to call the schema as a tool."""
-        tool = convert_to_openai_tool(json_schema_of(schema))
+        tool = tool_of(schema)
         wanted = {"kwargs": {"method": "function_calling"}, "schema": tool}
         return self.bind_tools(
             [tool], tool_choice=tool["function"]["name"], ls_structured_output_format=wanted, **kwargs
@@ -248,11 +258,12 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
 
     def _prepare(self, messages: list[BaseMessage], stop: list[str] | None, kwargs: dict[str, Any]) -> Prepared:
         """A call as a request."""
+        kwargs = canonical(kwargs)
         check_keywords(kwargs, (*self.overridable(), *BOUND))
         settings, sample = self.settings(kwargs), current_sample.get()
         if sample is not None:
             settings = sample.settings(settings)
-        stops = self.stop if stop is None else stop
+        stops = stop if stop is not None else kwargs.get("stop") or self.stop
         engine, family = self.engine_of(settings["model"]), sample.family if sample else None
         return prepare(engine, messages, settings, stops, kwargs, self.dialect, family)
 

@@ -19,6 +19,7 @@ from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.tools import tool
 
 from agentspec.report import AgentRun
+from agentspec.visible import visible
 from langchain_agentspec.callbacks import track_latency
 from langchain_agentspec.chat_model import ChatAgentSpec
 
@@ -71,9 +72,9 @@ def show(messages: list[BaseMessage]) -> None:
         calls = message.tool_calls if isinstance(message, AIMessage) else []
         for call in calls:
             arguments = ", ".join(f"{key}={value!r}" for key, value in call["args"].items())
-            print(f"{message.type:>6}  calls {call['name']}({arguments})")
+            print(f"{message.type:>6}  calls {visible(call['name'])}({visible(arguments)})")
         if message.text:
-            print(f"{message.type:>6}  {message.text}")
+            print(f"{message.type:>6}  {visible(message.text, lines=True)}")
 
 
 def play(repeats: int) -> bool:

@@ -14,46 +14,12 @@ from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
 from langchain_core.outputs import ChatGeneration, Generation
 from langchain_core.runnables import Runnable, RunnableLambda, RunnableMap, RunnablePassthrough
-from langchain_core.tools import BaseTool, StructuredTool
-from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
 from langchain_core.utils.pydantic import is_basemodel_subclass
 
 from agentspec import ContextOverflowError, Delta, InvalidRequestError
 from agentspec.errors import RequestTimeoutError
-from agentspec.grammar import schema_of
-from agentspec.schema_tools import to_json
-
-
-def described(tool: Any) -> dict[str, Any]:
-    """A tool as an OpenAI tool dict.
-
-    Raises:
-        InvalidRequestError: for what is no tool, or holds what is no JSON.
-    """
-    try:
-        formatted = convert_to_openai_tool(tool)
-        if (own := _own_schema(tool)) is not None:
-            formatted["function"]["parameters"] = own
-        to_json(formatted)
-    except (TypeError, ValueError, AttributeError) as error:
-        raise InvalidRequestError(
-            f"A tool is a function, a LangChain tool, a pydantic class or an OpenAI tool dict of JSON "
-            f"values; got {tool!r}: {error}"
-        ) from error
-    return formatted
-
-
-def _own_schema(tool: Any) -> dict[str, Any] | None:
-    """The parameters of a tool whose types refer to each other: LangChain puts definitions in place of references, and
-    nothing in place of one that refers to itself."""
-    if callable(tool) and not isinstance(tool, type | BaseTool):
-        tool = StructuredTool.from_function(tool, description=tool.__doc__ or tool.__name__)
-    described = tool.tool_call_schema if isinstance(tool, BaseTool) else tool
-    if not (isinstance(described, type) and is_basemodel_subclass(described)):
-        return None
-    schema = schema_of(described)
-    shared = {"$defs", "definitions"} & schema.keys()
-    return {k: v for k, v in schema.items() if k not in ("title", "description")} if shared else None
+from langchain_agentspec.tools import described as described
+from langchain_agentspec.tools import json_schema_of as json_schema_of
 
 
 def chosen_tools(tools: list[dict[str, Any]], choice: Any) -> tuple[list[dict[str, Any]], bool]:
@@ -107,24 +73,6 @@ def final_schema(response_format: Any) -> dict[str, Any] | None:
         "response_format must be a class, a JSON Schema, or {'type': 'json_schema', 'json_schema': {'schema': ...}}, "
         f"{{'type': 'json_object'}} or {{'type': 'text'}}; got {response_format!r}."
     )
-
-
-def json_schema_of(schema: dict[str, Any] | type) -> dict[str, Any]:
-    """The JSON Schema of a class, TypedDict, OpenAI function or JSON Schema; the latter needs no title here."""
-    if not isinstance(schema, dict):
-        return {"title": getattr(schema, "__name__", "Answer"), **schema_of(schema)}
-    if schema.keys() & {"function", "parameters", "input_schema"}:
-        return convert_to_json_schema(schema)
-    return {"title": "Answer", **schema}
-
-
-def told_schema(schema: Any) -> Any:
-    """The schema for LangChain's tracers, which convert it in their own way: as it is, where they can."""
-    try:
-        convert_to_json_schema(schema)
-    except (TypeError, ValueError):
-        return json_schema_of(schema)
-    return schema
 
 
 def _called(message: AIMessage, schema: Any) -> Any:

@@ -14,9 +14,10 @@ from langchain_core.language_models.llms import BaseLLM
 from langchain_core.outputs import Generation, GenerationChunk, LLMResult
 
 from agentspec import Delta, Grammar, InvalidRequestError, LocalEngine, Request
+from agentspec.tokens import well_formed
 from langchain_agentspec.callbacks import PROGRESS_S
 from langchain_agentspec.forms import core_errors
-from langchain_agentspec.settings import SHARED, STRICT, ModelSettings, check_keywords, decoding, sampling
+from langchain_agentspec.settings import SHARED, STRICT, ModelSettings, canonical, check_keywords, decoding, sampling
 
 
 class AgentSpecLLM(ModelSettings, BaseLLM):
@@ -51,22 +52,28 @@ class AgentSpecLLM(ModelSettings, BaseLLM):
 
     def generate(self, prompts: list[str], stop: list[str] | None = None, *arguments: Any, **kwargs: Any) -> LLMResult:
         """As of any LLM. Settings of the call are part of what a cache of answers goes by."""
-        told, others = self._told(kwargs)
-        return BaseLLM.generate(told, prompts, stop, *arguments, **others)
+        told, stops, others = self._told(stop, kwargs)
+        return BaseLLM.generate(told, prompts, stops, *arguments, **others)
 
     async def agenerate(
         self, prompts: list[str], stop: list[str] | None = None, *arguments: Any, **kwargs: Any
     ) -> LLMResult:
         """As ``generate``, for an event loop."""
-        told, others = self._told(kwargs)
-        return await BaseLLM.agenerate(told, prompts, stop, *arguments, **others)
+        told, stops, others = self._told(stop, kwargs)
+        return await BaseLLM.agenerate(told, prompts, stops, *arguments, **others)
 
-    def _told(self, kwargs: dict[str, Any]) -> tuple[AgentSpecLLM, dict[str, Any]]:
-        """This model with the settings of a call as its own, and the other keywords."""
+    def _told(
+        self, stop: list[str] | None, kwargs: dict[str, Any]
+    ) -> tuple[AgentSpecLLM, list[str] | None, dict[str, Any]]:
+        """This model with the settings of a call as its own, the stop strings, and the other keywords."""
+        kwargs = canonical(kwargs)
+        stops = kwargs.pop("stop", None) if stop is None else stop
         names = {*SHARED, "grammar"} - ({"model"} if self.engine else set())
-        settings = {name: value for name, value in kwargs.items() if name in names}
+        settings = {name: value for name, value in self.taken(kwargs).items() if name in names}
+        if "grammar" in kwargs:
+            settings["grammar"] = kwargs["grammar"]
         others = {name: value for name, value in kwargs.items() if name not in names}
-        return self.model_copy(update=settings) if settings else self, others
+        return self.model_copy(update=settings) if settings else self, stops, others
 
     def _generate(
         self,
@@ -148,6 +155,7 @@ class AgentSpecLLM(ModelSettings, BaseLLM):
         self, prompts: list[str], stop: list[str] | None, kwargs: dict[str, Any], *, streams: bool = False
     ) -> tuple[LocalEngine, list[Request], float]:
         """Prompts as requests, and the seconds that took. All that can be wrong with them is found here."""
+        kwargs = canonical(kwargs)
         check_keywords(kwargs, (*SHARED, "grammar"))
         settings = self.settings(kwargs)
         engine = self.engine_of(settings["model"])
@@ -155,10 +163,10 @@ class AgentSpecLLM(ModelSettings, BaseLLM):
         how = decoding(settings)
         if streams and how["n"] > 1:
             raise InvalidRequestError(f"Only one sample can be streamed, got n={how['n']}; use invoke or n=1.")
-        params = sampling(settings, self.stop if stop is None else stop)
+        params = sampling(settings, stop if stop is not None else kwargs.get("stop") or self.stop)
         grammar = None if described is None else Grammar.of(described)
         started = time.perf_counter()
-        requests = [Request(engine.tokenizer.encode(prompt), params, grammar, **how) for prompt in prompts]
+        requests = [Request(engine.tokenizer.encode(well_formed(prompt)), params, grammar, **how) for prompt in prompts]
         return engine, requests, time.perf_counter() - started
 
     def _output(self, counts: list[tuple[int, int]], kwargs: dict[str, Any]) -> dict[str, Any]:

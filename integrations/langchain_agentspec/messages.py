@@ -13,13 +13,12 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 
 from agentspec import Delta, FinishReason, InvalidRequestError, StepStats, TokenLogprob
 from agentspec.chat import Parser, Piece, ToolCall
+from langchain_agentspec.contents import calls_of, reasoning_of, text_of
 
 CUT_SHORT = "cut short: "
 """Stands before the text of a call that was not written to its end, so that nobody reads it as one that was."""
 
 ROLES = {"human": "user", "system": "system", "ai": "assistant", "tool": "tool", "function": "tool"}
-TEXTLESS_BLOCKS = {"tool_call", "tool_use", "tool_call_chunk", "invalid_tool_call", "reasoning", "thinking"}
-"""Content blocks that stand beside the text of an assistant's message."""
 
 
 def to_chat(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
@@ -37,15 +36,12 @@ def _to_chat(message: BaseMessage) -> dict[str, Any]:
         role = "assistant"
     if role is None:
         raise InvalidRequestError(f"A message of type {message.type!r} has no role in a chat; got {message!r}.")
-    chat: dict[str, Any] = {"role": role, "content": _text(message)}
-    if isinstance(message, AIMessage) and message.tool_calls:
-        chat["tool_calls"] = [
-            {"id": call["id"], "type": "function", "function": {"name": call["name"], "arguments": call["args"]}}
-            for call in message.tool_calls
-        ]
-    if isinstance(message, AIMessage) and (reasoning := _reasoning(message)):
+    chat: dict[str, Any] = {"role": role, "content": text_of(message)}
+    if isinstance(message, AIMessage) and (calls := calls_of(message)):
+        chat["tool_calls"] = calls
+    if isinstance(message, AIMessage) and (reasoning := reasoning_of(message)):
         chat["reasoning_content"] = reasoning
-    if isinstance(message, AIMessage) and (ids := message.response_metadata.get("agentspec", {}).get("token_ids")):
+    if isinstance(message, AIMessage) and (ids := _told(message).get("token_ids")):
         chat["token_ids"] = ids
     if isinstance(message, ToolMessage):
         chat["tool_call_id"] = message.tool_call_id
@@ -54,28 +50,10 @@ def _to_chat(message: BaseMessage) -> dict[str, Any]:
     return chat
 
 
-def _text(message: BaseMessage) -> str:
-    if isinstance(message.content, str):
-        return message.content
-    pieces = []
-    for block in message.content:
-        kind = "text" if isinstance(block, str) else block.get("type")
-        if kind == "text":
-            pieces.append(block if isinstance(block, str) else block["text"])
-        elif kind not in TEXTLESS_BLOCKS:
-            raise InvalidRequestError(f"Only text can be read by this model, got a content block of type {kind!r}.")
-    return "\n".join(pieces)
-
-
-def _reasoning(message: AIMessage) -> str:
-    """The thought before an answer, as this and other integrations keep it."""
-    kept = message.additional_kwargs.get("reasoning_content")
-    if isinstance(kept, str):
-        return kept
-    blocks = [block for block in message.content if isinstance(block, dict)]
-    return "\n".join(
-        str(block[kind]) for block in blocks if (kind := block.get("type")) == "reasoning" and kind in block
-    )
+def _told(message: AIMessage) -> dict[str, Any]:
+    """What this package said of a message of its own; {} for others, and for what was kept in another form."""
+    told = message.response_metadata.get("agentspec")
+    return told if isinstance(told, dict) else {}
 
 
 class ChunkMaker:
@@ -94,7 +72,7 @@ class ChunkMaker:
         model_name: str,
         parser: Parser | None,
         decode: Callable[[list[int]], str],
-        own_ids: Callable[[str, list[int]], list[int] | None],
+        own_ids: Callable[[str, list[int], str], list[int] | None],
         template_s: float = 0.0,
     ) -> None:
         self._template_s = template_s
@@ -103,6 +81,7 @@ class ChunkMaker:
         self._own_ids = own_ids
         self._parser = parser
         self._text = ""
+        self._content = ""  # what of it a history renders as text
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
 
@@ -117,9 +96,11 @@ class ChunkMaker:
         self._text += delta.text
         self._tokens += delta.tokens
         piece = self._parser.push(delta.text) if self._parser else Piece(delta.text)
+        self._content += piece.text + piece.reasoning
         if delta.finish_reason is None or delta.stats is None:
             return AIMessageChunk(content=piece.text, additional_kwargs=_thought(piece.reasoning))
         rest, calls = self._parser.finish() if self._parser else (Piece(), [])
+        self._content += rest.text + rest.reasoning + "".join(call.arguments for call in calls if call.is_complete)
         return AIMessageChunk(
             content=piece.text + rest.text,
             additional_kwargs=_thought(piece.reasoning + rest.reasoning),
@@ -130,7 +111,7 @@ class ChunkMaker:
         )
 
     def _metadata(self, finish_reason: str, stats: StepStats, invalid: str | None) -> dict[str, Any]:
-        told = {"token_ids": self._own_ids(self._text, self._tokens), "invalid": invalid}
+        told = {"token_ids": self._own_ids(self._text, self._tokens, self._content), "invalid": invalid}
         metadata: dict[str, Any] = {
             "finish_reason": finish_reason,
             "model_name": self._model_name,

@@ -17,8 +17,16 @@ from langchain_agentspec.events import CountedChunk
 from langchain_agentspec.forms import chosen_tools, final_schema
 from langchain_agentspec.messages import ChunkMaker, to_chat
 from langchain_agentspec.settings import decoding, sampling
+from langchain_agentspec.tools import described
 
-CHAT = ("grammar_engine", "validate_output", "reasoning", "thinking_budget", "parallel_tool_calls")
+CHAT = (
+    "grammar_engine",
+    "validate_output",
+    "reasoning",
+    "thinking_budget",
+    "parallel_tool_calls",
+    "special_tokens_in_content",
+)
 """Settings of a chat model alone that a call may override."""
 
 BOUND = ("tools", "tool_choice", "response_format", "strict", "parsed")
@@ -80,8 +88,8 @@ def prepare(
         InvalidRequestError: for settings, messages, tools or formats that cannot be served.
     """
     started = time.perf_counter()
-    chat = ChatFormat(engine.tokenizer, dialect)
-    tools = bound.get("tools") or []
+    chat = ChatFormat(engine.tokenizer, dialect, special_tokens_in_content=settings["special_tokens_in_content"])
+    tools = [described(tool) for tool in bound.get("tools") or []]
     offered, required = chosen_tools(tools, bound.get("tool_choice"))
     final = final_schema(bound.get("response_format"))
     reasoning = {} if settings["reasoning"] is None else {"enable_thinking": settings["reasoning"]}

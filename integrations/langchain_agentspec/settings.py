@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import difflib
+import functools
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from agentspec import InvalidRequestError, LocalEngine, SamplingParams
 from agentspec.kernels import Compile
 from agentspec.pairs import EMBEDDED, PairSpec, shared_engine
+from agentspec.tokens import well_formed
 
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias")
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "logprobs", *PENALTIES)
 DECODING = ("n", "gamma", "acceptance", "timeout")
 SHARED = ("model", *SAMPLING, *DECODING)
 """Settings that a call may override by a keyword of the same name."""
+
+
+ALIASES = {
+    "model_name": "model",
+    "max_completion_tokens": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "stop_sequences": "stop",
+    "request_timeout": "timeout",
+}
+"""Names by which users of other chat models know a setting."""
 
 
 STRICT = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
@@ -26,6 +48,9 @@ class ModelSettings(BaseModel):
     """Fields, their checks, and the engine they name.
 
     Nothing is loaded before the first call, and models of the same pair share one engine, its models and its KV cache.
+
+    None stands for the default of a setting that cannot be None. Settings are known by the names that other chat models
+    have for them too: ``ALIASES``, and ``logprobs=True`` with ``top_logprobs``.
 
     Args:
         model: ``"embedded"`` (SmolLM2-135M-Instruct, fetched once), a directory, or a hub name.
@@ -83,6 +108,25 @@ class ModelSettings(BaseModel):
     def _one_stop(cls, stop: Any) -> Any:
         return [stop] if isinstance(stop, str) else stop or []
 
+    @field_validator("logprobs", mode="before")
+    @classmethod
+    def _flag(cls, logprobs: Any) -> Any:
+        return _alternatives(logprobs)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_their_names(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        values = canonical(values)
+        fields = cls.model_fields
+        _expect_known(values, {*fields, *(str(field.alias) for field in fields.values() if field.alias)}, "the model")
+        return {
+            name: value
+            for name, value in values.items()
+            if value is not None or name not in fields or fields[name].get_default(call_default_factory=True) is None
+        }
+
     def model_post_init(self, context: Any, /) -> None:
         """Find wrong settings now, and not at the first call."""
         super().model_post_init(context)
@@ -91,8 +135,30 @@ class ModelSettings(BaseModel):
         decoding(settings)
 
     def settings(self, overrides: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings of a call: its own, or else the model's."""
-        return {name: overrides.get(name, getattr(self, name)) for name in self.overridable()}
+        """The settings of a call: its own, or else the model's.
+
+        Args:
+            overrides: by their names here, as ``canonical`` gives them.
+
+        Raises:
+            InvalidRequestError: for a value that the constructor would not take either.
+        """
+        own = {name: getattr(self, name) for name in self.overridable()}
+        return own | self.taken(overrides)
+
+    def taken(self, overrides: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings among keywords, as the constructor takes them; None for what cannot be None is left out.
+
+        Raises:
+            InvalidRequestError: for a value of another type.
+        """
+        known = {name: overrides[name] for name in self.overridable() if name in overrides}
+        fields = type(self).model_fields
+        return {
+            name: _as_field(type(self), name, value)
+            for name, value in known.items()
+            if value is not None or fields[name].get_default(call_default_factory=True) is None
+        }
 
     @classmethod
     def overridable(cls) -> tuple[str, ...]:
@@ -122,19 +188,75 @@ class ModelSettings(BaseModel):
 
     def get_token_ids(self, text: str) -> list[int]:
         """The ids of a text by the model's own tokenizer."""
-        ids: list[int] = self.engine_of(self.model).tokenizer.encode(text, add_special_tokens=False)
+        ids: list[int] = self.engine_of(self.model).tokenizer.encode(well_formed(text), add_special_tokens=False)
         return ids
 
 
-def check_keywords(keywords: Mapping[str, Any], known: Sequence[str]) -> None:
+@functools.lru_cache
+def _adapter(cls: type[ModelSettings], name: str) -> TypeAdapter[Any]:
+    kind: Any = cls.model_fields[name].annotation
+    return TypeAdapter(kind)
+
+
+def _as_field(cls: type[ModelSettings], name: str, value: Any) -> Any:
+    """A value as the constructor would take it; but no numbers as text, which no caller means."""
+    value = _alternatives(value) if name == "logprobs" else value
+    try:
+        return _adapter(cls, name).validate_python(value, strict=isinstance(value, str))
+    except ValidationError as error:
+        what = error.errors()[0]["msg"]
+        raise InvalidRequestError(f"{name} cannot be {value!r}: {what[:1].lower()}{what[1:]}.") from error
+
+
+def _alternatives(logprobs: Any) -> Any:
+    """How many alternatives to report: True and False are a flag, as in OpenAI's requests."""
+    return (0 if logprobs else None) if isinstance(logprobs, bool) else logprobs
+
+
+def canonical(keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Keywords by their names here; ``top_logprobs`` as ``logprobs``.
+
+    Raises:
+        InvalidRequestError: for a setting that is given twice, with different values.
+    """
+    named: dict[str, Any] = {}
+    for name, value in keywords.items():
+        own = ALIASES.get(name, name)
+        if name != "top_logprobs" and own in named and None not in (named[own], value) and named[own] != value:
+            raise InvalidRequestError(f"{own} is given twice, as {named[own]!r} and as {name}={value!r}.")
+        if value is not None or own not in named:
+            named[own] = value
+    top = named.pop("top_logprobs", None)
+    if top is not None and named.get("logprobs") is not False:
+        if named.get("logprobs") not in (None, True, top) or isinstance(top, bool):
+            raise InvalidRequestError(
+                f"top_logprobs is a number, beside logprobs=True or alone; got top_logprobs={top!r} and "
+                f"logprobs={named.get('logprobs')!r}."
+            )
+        named["logprobs"] = top
+    return named
+
+
+def check_keywords(keywords: Iterable[str], known: Sequence[str]) -> None:
     """Make sure that a call's keywords are known ones.
 
     Raises:
         InvalidRequestError: naming those that are not, and all that are.
     """
-    unknown = keywords.keys() - set(known)
-    if unknown:
-        raise InvalidRequestError(f"Unknown settings {sorted(unknown)}; a call takes {', '.join(known)} and stop.")
+    _expect_known(keywords, {*known, "stop"}, "a call")
+
+
+def _expect_known(names: Iterable[str], known: Collection[str], whose: str) -> None:
+    unknown = sorted(set(names) - set(known))
+    if not unknown:
+        return
+    every = sorted({*known, *ALIASES, "top_logprobs"})
+    near = {name: difflib.get_close_matches(name, every, 1) for name in unknown}
+    meant = ", ".join(f"{close[0]!r} for {name!r}" for name, close in near.items() if close)
+    raise InvalidRequestError(
+        f"Unknown settings {unknown}{f'; did you mean {meant}?' if meant else '.'} Of {whose} these are known: "
+        f"{', '.join(sorted(known))}."
+    )
 
 
 def sampling(settings: Mapping[str, Any], stop: Sequence[str], **others: Any) -> SamplingParams:

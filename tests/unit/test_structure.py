@@ -18,6 +18,9 @@ STOREYS = [
     {
         "agentspec.errors",
         "agentspec.detokenizer",
+        "agentspec.stops",
+        "agentspec.values",
+        "agentspec.visible",
         "agentspec.tokens",
         "agentspec.stats",
         "agentspec.folders",

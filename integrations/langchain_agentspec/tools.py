@@ -1,0 +1,294 @@
+"""Tools and schemas in LangChain's forms as OpenAI tool dicts and JSON Schemas, with all that was said of them."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+import typing_extensions
+from langchain_core.tools import BaseTool, StructuredTool
+from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
+from langchain_core.utils.pydantic import is_basemodel_subclass
+
+from agentspec import InvalidRequestError
+from agentspec.errors import GrammarError
+from agentspec.grammar import schema_of
+from agentspec.schema_tools import to_json
+from agentspec.tokens import well_formed
+
+DEFINITIONS = ("$defs", "definitions")
+
+Schema = dict[str, Any]
+
+
+def described(tool: Any) -> Schema:
+    """A tool as an OpenAI tool dict: with the schema that was given, where LangChain's conversion loses parts of it.
+
+    Raises:
+        InvalidRequestError: for what is no tool, or holds what is no JSON; for a schema whose keyword has a value of
+            another kind, naming tool and keyword.
+    """
+    tool = _without_nulls(tool) if isinstance(tool, Mapping) else tool
+    try:
+        formatted = _converted(tool)
+        function = dict(formatted["function"])
+        if (own := _own_schema(tool)) is not None:
+            known = own if isinstance(tool, Mapping) else _told(own, function.get("parameters"))
+            function["parameters"] = _told(known, _annotations(tool, {}))
+        function = _clean(_without_nulls(function))
+        to_json(function)
+    except (TypeError, ValueError, AttributeError, KeyError, GrammarError) as error:
+        raise InvalidRequestError(
+            f"A tool is a function, a LangChain tool, a pydantic class or an OpenAI tool dict of JSON "
+            f"values; got {_cut(repr(tool))}: {error!r}"
+        ) from error
+    if not isinstance(function.get("name"), str):
+        raise InvalidRequestError(f"A tool needs a name; got {_cut(repr(tool))}.")
+    if "parameters" in function:
+        check_keywords_of(function["name"], function["parameters"])
+    return {**formatted, "function": function}
+
+
+def _converted(tool: Any) -> Schema:
+    """A tool by LangChain's conversion; it cannot convert a TypedDict that refers to itself."""
+    try:
+        return convert_to_openai_tool(tool)
+    except RecursionError:
+        return {"type": "function", "function": {"name": tool.__name__, "description": inspect.getdoc(tool) or ""}}
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 500 else f"{text[:500]}..."
+
+
+def _own_schema(tool: Any) -> Schema | None:
+    """The parameters of a tool as they were given, where types refer to each other: LangChain puts definitions in place
+    of references, and nothing in place of one that refers to itself. None where its conversion loses nothing."""
+    if isinstance(tool, Mapping):  # a JSON Schema; function dicts are taken as they are
+        bare = "title" in tool and not tool.keys() & {"function", "name", "parameters", "input_schema", "toolSpec"}
+        return parameters_of(tool) if bare else None
+    if callable(tool) and not isinstance(tool, type | BaseTool):
+        tool = StructuredTool.from_function(tool, description=tool.__doc__ or tool.__name__)
+    given = tool.tool_call_schema if isinstance(tool, BaseTool) else tool
+    if isinstance(given, dict):
+        return _opened(parameters_of(given))
+    if not (isinstance(given, type) and (is_basemodel_subclass(given) or typing_extensions.is_typeddict(given))):
+        return None
+    schema = schema_of(given)
+    return parameters_of(schema) if any(key in schema for key in DEFINITIONS) else None
+
+
+def parameters_of(schema: Mapping[str, Any]) -> Schema:
+    """A JSON Schema as a tool's parameters: without title and description, which are the tool's, and with properties
+    at its root, where that is a reference."""
+    rooted, seen = dict(schema), set[str]()
+    while (ref := rooted.get("$ref")) and ref not in seen and isinstance(found := resolved(schema, ref), Mapping):
+        seen.add(ref)
+        rest = {key: value for key, value in rooted.items() if key != "$ref"}
+        rooted = {**found, **rest}
+    return {key: value for key, value in rooted.items() if key not in ("title", "description")}
+
+
+def _opened(schema: Schema) -> Schema:
+    """Parameters whose properties are written out where they are references, as LangChain shows them."""
+    opened = {}
+    for name, part in (schema.get("properties") or {}).items():
+        target = resolved(schema, part["$ref"]) if isinstance(part, dict) and "$ref" in part else None
+        opened[name] = part
+        if isinstance(target, dict) and "$ref" not in target:
+            opened[name] = {**target, **{key: part[key] for key in part if key != "$ref"}}
+    return {**schema, "properties": opened} if opened else schema
+
+
+def resolved(root: Mapping[str, Any], ref: Any) -> Any:
+    """What a reference within a schema refers to; None for nothing."""
+    if not isinstance(ref, str) or not ref.startswith("#/"):
+        return None
+    part: Any = root
+    for name in ref[2:].split("/"):
+        part = part.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(part, Mapping) else None
+    return part
+
+
+def _told(schema: Schema, other: Any) -> Schema:
+    """A schema with descriptions that another form of it has and it has not (LangChain reads docstrings)."""
+    told = copy.deepcopy(schema)
+    _take_descriptions(told, other, told, ())
+    return told
+
+
+def _take_descriptions(schema: Any, other: Any, root: Schema, above: tuple[Any, ...]) -> None:
+    if not isinstance(schema, dict) or not isinstance(other, Mapping) or len(above) > 25:
+        return
+    target = resolved(root, schema["$ref"]) if "$ref" in schema else None
+    about = other.get("description")
+    known = (schema.get("description"), target.get("description") if isinstance(target, dict) else None)
+    if above and isinstance(about, str) and about and about not in known and not known[0]:
+        schema["description"] = about
+    if isinstance(target, dict) and not any(target is part for part in above):
+        schema = target
+    above = (*above, schema)
+    for name, part in (schema.get("properties") or {}).items():
+        _take_descriptions(part, (other.get("properties") or {}).get(name), root, above)
+    for key in ("items", "additionalProperties"):
+        _take_descriptions(schema.get(key), other.get(key), root, above)
+    choices, others = schema.get("anyOf") or [], other.get("anyOf")
+    silent = {key: value for key, value in other.items() if key != "description"}
+    for index, part in enumerate(choices):
+        _take_descriptions(part, others[index] if others and len(others) == len(choices) else silent, root, above)
+
+
+# Schemas
+
+
+def json_schema_of(schema: Any) -> Schema:
+    """The JSON Schema of a class, TypedDict, OpenAI function or JSON Schema; the latter needs no title here.
+
+    None is any object.
+    """
+    if schema is None:
+        return {"title": "Answer", "type": "object"}
+    if not isinstance(schema, Mapping):
+        made = {"title": getattr(schema, "__name__", "Answer"), **schema_of(schema)}
+        told = _as_langchain_tells_it(schema)
+        target = resolved(made, made.get("$ref")) or {}
+        description = told.get("description") or target.get("description")
+        about = {"description": description} if description else {}
+        return about | _told(_told(made, told.get("parameters")), _annotations(schema, {}))
+    written: Schema = _without_nulls(schema)
+    if written.keys() & {"function", "parameters", "input_schema"}:
+        return convert_to_json_schema(written)
+    return {"title": "Answer", **written}
+
+
+def _as_langchain_tells_it(schema: Any) -> Schema:
+    """A type as LangChain describes it as a function; {} where it cannot."""
+    if not isinstance(schema, type):
+        return {}
+    try:
+        told: Schema = convert_to_openai_tool(schema)["function"]
+    except Exception:  # its conversion raises several kinds for types that it does not know
+        return {}
+    return told
+
+
+def _annotations(described: Any, known: dict[Any, Schema]) -> Schema:
+    """Descriptions in a TypedDict, ``Annotated[type, default, description]``, in the places that they have in a schema.
+
+    A type that refers to itself does so here, too.
+    """
+    if not typing_extensions.is_typeddict(described):
+        parts = [_annotations(part, known) for part in typing.get_args(described)]
+        return {"items": parts[0], **parts[0]} if len(parts) == 1 else {"anyOf": parts} if parts else {}
+    if described not in known:
+        known[described] = {}
+        hints = typing.get_type_hints(described, include_extras=True)
+        known[described]["properties"] = {name: _annotation(hint, known) for name, hint in hints.items()}
+    return known[described]
+
+
+def _annotation(hint: Any, known: dict[Any, Schema]) -> Schema:
+    while typing.get_origin(hint) in (typing_extensions.Required, typing_extensions.NotRequired):
+        hint = typing.get_args(hint)[0]
+    if typing.get_origin(hint) is not typing.Annotated:
+        return _annotations(hint, known)
+    kind, *about = typing.get_args(hint)
+    told = {"description": about[1]} if len(about) > 1 and isinstance(about[1], str) else {}
+    return {**_annotations(kind, known), **told}
+
+
+def tool_of(schema: Mapping[str, Any] | type) -> Schema:
+    """A tool whose arguments are an instance of a schema."""
+    wanted = json_schema_of(schema)
+    about = {"description": wanted["description"]} if wanted.get("description") else {}
+    return described(
+        {"type": "function", "function": {"name": wanted["title"], **about, "parameters": parameters_of(wanted)}}
+    )
+
+
+def told_schema(schema: Any) -> Any:
+    """The schema for LangChain's tracers, which convert it in their own way: as it is, where they can."""
+    try:
+        convert_to_json_schema(schema)
+    except (TypeError, ValueError):
+        return json_schema_of(schema)
+    return schema
+
+
+# Nulls, as some servers write what is absent, and values of another kind
+
+NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+"""Keywords whose values are schemas by name."""
+VALUES = ("const", "default", "enum", "example", "examples")
+"""Keywords in which null is a value."""
+KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    **dict.fromkeys(NAMED, ((dict,), "an object of schemas")),
+    **dict.fromkeys(("anyOf", "oneOf", "allOf", "prefixItems"), ((list,), "an array of schemas")),
+    "required": ((list,), "an array of names"),
+    "enum": ((list,), "an array"),
+    "type": ((str, list), "a name or an array of names"),
+    "description": ((str,), "text"),
+    "items": ((dict, bool, list), "a schema"),
+    "not": ((dict, bool), "a schema"),
+    "$ref": ((str,), "text"),
+}
+"""What kinds of values keywords have."""
+
+
+def _without_nulls(value: Any) -> Any:
+    """A tool or a schema without keywords that are null; a property without a schema may be anything."""
+    if isinstance(value, list | tuple):
+        return [_without_nulls(part) for part in value]
+    if not isinstance(value, Mapping):
+        return value
+    kept = {key: part for key, part in value.items() if part is not None or key in VALUES}
+    return {
+        key: part
+        if key in VALUES
+        else {name: {} if inner is None else _without_nulls(inner) for name, inner in part.items()}
+        if key in NAMED and isinstance(part, Mapping)
+        else _without_nulls(part)
+        for key, part in kept.items()
+    }
+
+
+def check_keywords_of(tool: str, schema: Any, path: str = "parameters") -> None:
+    """Make sure that the keywords of a tool's schema have values of their kind.
+
+    Raises:
+        InvalidRequestError: naming the tool and the keyword.
+    """
+    if not isinstance(schema, dict):
+        if not isinstance(schema, bool):
+            raise InvalidRequestError(f"The tool {tool!r}: {path} must be a JSON Schema, got {_cut(repr(schema))}.")
+        return
+    keywords: dict[str, Any] = schema
+    for key, value in keywords.items():
+        kinds, expected = KINDS.get(key, ((), ""))
+        if (kinds and not isinstance(value, kinds)) or (
+            key == "required" and not all(isinstance(name, str) for name in value)
+        ):
+            raise InvalidRequestError(
+                f"The tool {tool!r}: {key!r} in {path} must be {expected}, got {_cut(repr(value))}; leave it out or "
+                "mend it."
+            )
+        if key in NAMED:
+            for name, part in value.items():
+                check_keywords_of(tool, part, f"{path}.{key}.{name}")
+        elif key in ("items", "additionalProperties", "not") and isinstance(value, dict):
+            check_keywords_of(tool, value, f"{path}.{key}")
+        elif key in ("anyOf", "oneOf", "allOf", "prefixItems"):
+            for index, part in enumerate(value):
+                check_keywords_of(tool, part, f"{path}.{key}.{index}")
+
+
+def _clean(value: Any) -> Any:
+    """JSON in which no text has lone surrogates."""
+    if isinstance(value, str):
+        return well_formed(value)
+    if isinstance(value, Mapping):
+        return {_clean(key): _clean(part) for key, part in value.items()}
+    return [_clean(part) for part in value] if isinstance(value, list | tuple) else value

@@ -11,7 +11,7 @@ from typing import Any
 
 from agentspec.errors import GrammarError
 from agentspec.openers import Opener, heads_pattern, literal_pattern, opener_rules, openers_for
-from agentspec.schema_tools import arguments_schema, closed, in_json_form, to_json
+from agentspec.schema_tools import arguments_schema, closed, embedded, in_json_form, to_json
 
 ANY_TEXT = "/(.|\\n)*/"
 
@@ -262,15 +262,18 @@ def _tool_rules(tools: Sequence[dict[str, Any]], form: CallForm) -> Iterator[tup
 
 def _as_objects(tools: Sequence[dict[str, Any]], keys: tuple[str, str]) -> list[str]:
     """Calls as JSON objects: beside other JSON, for llguidance would take its beginning for that of a call."""
-    terms = []
-    for tool in tools:
-        arguments = arguments_schema(tool)
-        shared: dict[str, Any] = {key: arguments.pop(key) for key in ("$defs", "definitions") if key in arguments}
-        call = {
-            "type": "object",
-            "properties": {keys[0]: {"const": tool["function"]["name"]}, keys[1]: arguments},
-            "required": list(keys),
-            "additionalProperties": False,
-        }
-        terms.append(f"%json {in_json_form({**shared, **call})}")
-    return terms
+    return [f"%json {in_json_form(_as_object(tool, keys))}" for tool in tools]
+
+
+def _as_object(tool: dict[str, Any], keys: tuple[str, str]) -> dict[str, Any]:
+    """The schema of a call as one JSON object."""
+    name, place = keys
+    arguments = embedded(arguments_schema(tool), f"#/properties/{place}")
+    dialect = {"$schema": arguments.pop("$schema")} if "$schema" in arguments else {}
+    return {
+        **dialect,
+        "type": "object",
+        "properties": {name: {"const": tool["function"]["name"]}, place: arguments},
+        "required": [name, place],
+        "additionalProperties": False,
+    }

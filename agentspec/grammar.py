@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import importlib
 import types
@@ -11,13 +10,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import typing_extensions
-
 from agentspec.calls import HERMES, CallForm, Thought
 from agentspec.errors import GrammarError
-from agentspec.schema_tools import to_json
+from agentspec.from_types import is_pydantic_v1
+from agentspec.from_types import schema_of as schema_of
+from agentspec.schema_tools import MAX_BYTES, check_size, checked, to_json
 
 Kind = Literal["json_schema", "regex", "choice", "lark"]
+
+_MAX_BYTES = {"regex": 200_000, "lark": 8 * MAX_BYTES}  # a grammar of tools holds a schema for each
 
 
 @dataclass(frozen=True)
@@ -58,21 +59,17 @@ class Grammar:
         if isinstance(self.thinking, dict):  # what was written as JSON
             known = ThinkingBudget(**{**self.thinking, "ends": tuple(self.thinking["ends"])})
             object.__setattr__(self, "thinking", known)
+        check_size(self.source, f"The {self.kind} grammar", _MAX_BYTES.get(self.kind, MAX_BYTES))
 
     @classmethod
     def json_schema(cls, schema: dict[str, Any] | bool) -> Grammar:
         """JSON values that satisfy a JSON Schema, written with the separators ``", "`` and ``": "``.
 
         Raises:
-            GrammarError: where the schema is not JSON.
+            GrammarError: where the schema is not JSON, is too large, or has a keyword of a wrong type.
         """
-        if not isinstance(schema, dict | bool):
-            raise GrammarError(f"A JSON Schema is a dict or a bool, got {type(schema).__name__}: {schema!r}.")
-        try:
-            # Key order is part of the language (properties are written in their order), so it is kept.
-            return cls("json_schema", to_json(schema))
-        except (TypeError, ValueError) as error:
-            raise GrammarError(f"The JSON Schema must consist of JSON values: {error}.") from error
+        # Key order is part of the language (properties are written in their order), so it is kept.
+        return cls("json_schema", to_json(checked(schema)))
 
     @classmethod
     def regex(cls, pattern: str) -> Grammar:
@@ -124,7 +121,7 @@ class Grammar:
 
         Raises:
             GrammarError: for nothing to say, ``parallel`` below 1, a budget below 0 or without a thought, a tool
-                without a name, or a name that the form cannot write.
+                without a name, a name that the form cannot write, or a schema that ``json_schema`` refuses.
         """
         if parallel < 1 or not (tools or final is not None or thought is not None):
             raise GrammarError(f"Expected at least one tool and one call, got {len(tools)} tools, parallel={parallel}.")
@@ -141,6 +138,7 @@ class Grammar:
                 )
             ends = (thought.end, *([form.opener] if tools and form.opens_anywhere else []))
             budget = ThinkingBudget(thinking_budget, thought.opener, ends, thought.closing)
+        final = None if final is None else checked(final, "The schema of the answer")
         source = form.answers(
             tools, required=required, parallel=parallel, final=final, thought=thought, is_budgeted=budget is not None
         )
@@ -178,54 +176,6 @@ def _of_type(described: Any) -> Grammar:
     return Grammar.json_schema(schema_of(described))
 
 
-def schema_of(described: Any) -> dict[str, Any]:
-    """The JSON Schema of a pydantic class (v2 or v1), TypedDict, dataclass or another type that pydantic can describe.
-
-    Raises:
-        GrammarError: for a type without one.
-    """
-    if _is_pydantic_v1(described):
-        known: dict[str, Any] = described.schema()
-        return known
-    from pydantic import TypeAdapter  # here, for a JSON Schema or a pattern needs no pydantic
-
-    with contextlib.suppress(Exception):  # it is tried in another form below
-        return TypeAdapter(described).json_schema()
-    try:
-        return TypeAdapter(_for_pydantic(described)).json_schema()
-    except Exception as error:  # pydantic raises several kinds for types without a schema
-        raise GrammarError(f"{described!r} cannot be described by a JSON Schema: {error}") from error
-
-
-def _for_pydantic(described: Any) -> Any:
-    """The type itself, but for ``typing.TypedDict``, which pydantic does not take before Python 3.12."""
-    if typing.is_typeddict(described):
-        return _rebuilt(described)
-    parts = typing.get_args(described)
-    if not any(map(_holds_typed_dict, parts)):
-        return described
-    rebuilt = tuple(map(_for_pydantic, parts))
-    origin = typing.get_origin(described)
-    return typing.Union[rebuilt] if origin in (typing.Union, types.UnionType) else origin[rebuilt]  # noqa: UP007
-
-
-def _holds_typed_dict(described: Any) -> bool:
-    return typing.is_typeddict(described) or any(map(_holds_typed_dict, typing.get_args(described)))
-
-
-def _rebuilt(described: Any) -> Any:
-    fields = {}
-    for name, hint in typing.get_type_hints(described, include_extras=True).items():
-        wrapper = typing.get_origin(hint)
-        wraps = wrapper in (typing_extensions.Required, typing_extensions.NotRequired)
-        inner = _for_pydantic(typing.get_args(hint)[0] if wraps else hint)
-        required = wrapper is typing_extensions.Required if wraps else name in described.__required_keys__
-        fields[name] = inner if required else typing_extensions.NotRequired[inner]
-    made = typing_extensions.TypedDict(described.__name__, fields)  # type: ignore[misc]
-    made.__doc__ = described.__doc__
-    return made
-
-
 def _of_response_format(description: dict[str, Any]) -> Grammar:
     if description["type"] == "json_object":
         return Grammar.json_schema({"type": "object"})
@@ -246,19 +196,11 @@ def _is_tool(description: Any) -> bool:
     return isinstance(description, dict) and description.get("type") == "function" and "function" in description
 
 
-def _is_pydantic_v1(description: Any) -> bool:
-    if not isinstance(description, type):
-        return False
-    from pydantic import BaseModel
-
-    return not issubclass(description, BaseModel) and hasattr(description, "__fields__")
-
-
 _FORMS: tuple[tuple[Callable[[Any], bool], Callable[[Any], Grammar]], ...] = (
     (lambda x: isinstance(x, Grammar), lambda x: x),
     (lambda x: type(x).__module__.startswith("outlines."), _of_outlines),
     (lambda x: isinstance(x, type) and issubclass(x, enum.Enum), lambda x: _of_strings([m.value for m in x], x)),
-    (_is_pydantic_v1, _of_type),
+    (is_pydantic_v1, _of_type),
     (lambda x: typing.get_origin(x) is Literal, lambda x: _of_strings(typing.get_args(x), x)),
     (
         lambda x: isinstance(x, type | types.GenericAlias | types.UnionType) or typing.get_origin(x) is not None,

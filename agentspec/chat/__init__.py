@@ -17,7 +17,7 @@ from agentspec.chat.pieces import Message, Parser, Piece, ToolCall
 from agentspec.chat.template_parser import TemplateParser
 from agentspec.errors import InvalidRequestError
 from agentspec.grammar import Grammar
-from agentspec.schema_tools import closed
+from agentspec.schema_tools import checked, closed
 
 __all__ = ["DIALECTS", "AnswerParser", "ChatFormat", "Parser", "Piece", "TemplateParser", "ToolCall"]
 
@@ -173,7 +173,7 @@ class ChatFormat:
                 "thinking_budget limits the thoughts of a reasoning model; this one's chat template has none here."
             )
         if thought is None and not tools:
-            return None if final is None else Grammar.json_schema(closed(final))
+            return None if final is None else Grammar.json_schema(closed(checked(final)))
         if not tools and final is None and thinking_budget is None:
             return None
         return Grammar.tools(

@@ -15,7 +15,7 @@ from llguidance import TokenizerWrapper
 from agentspec.errors import GrammarError
 from agentspec.grammar import Grammar, Kind
 from agentspec.masks import TokenMask
-from agentspec.schema_tools import JSON_FORM, to_json, without_unknown_formats
+from agentspec.schema_tools import JSON_FORM, checked, to_json, without_unknown_formats
 from agentspec.sequence import Matcher
 
 _TEXTS = 4096  # of those that a grammar forces; how they are cut is kept
@@ -63,7 +63,7 @@ def _choice(source: str) -> str:
 
 
 def _json_schema(grammar: Grammar) -> str:
-    schema = json.loads(grammar.source)
+    schema = checked(json.loads(grammar.source))
     if schema is False:
         raise ValueError("no value satisfies the schema `false`")
     options: Any = {**JSON_FORM, "lenient": grammar.lenient}  # llguidance's own type for them is private

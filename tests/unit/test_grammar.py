@@ -182,7 +182,8 @@ def test_closed_schemas_hold_what_they_name() -> None:
     assert closed({"type": "array", "items": part})["items"] == shut
     assert closed({"properties": {"b": part}, "$defs": {"c": part}})["$defs"]["c"] == shut
     assert closed({"anyOf": [part, {"type": "null"}]}) == {"anyOf": [shut, {"type": "null"}]}
-    for as_it_is in ({"type": "object"}, {**part, "additionalProperties": True}, {"allOf": [part]}, True):
+    assert closed({"allOf": [part]}) == {"allOf": [shut]}
+    for as_it_is in ({"type": "object"}, {**part, "additionalProperties": True}, True):
         assert closed(as_it_is) == as_it_is
 
 

@@ -31,7 +31,7 @@ STOREYS = [
         "agentspec.schema_tools",
     },
     {"agentspec.openers"},
-    {"agentspec.calls", "agentspec.harmony", "agentspec.theory", "agentspec.metrics"},
+    {"agentspec.calls", "agentspec.from_types", "agentspec.harmony", "agentspec.theory", "agentspec.metrics"},
     {"agentspec.grammar", "agentspec.masks"},
     {"agentspec.sampling", "agentspec.dice"},
     {"agentspec.sequence", "agentspec.models"},

@@ -6,7 +6,16 @@ import re
 from typing import Any, Protocol
 
 from agentspec.constraints.outlines.numbers import NUMBER
-from agentspec.constraints.outlines.schemas import Schema, both, bound, either, properties, refuse, required
+from agentspec.constraints.outlines.schemas import (
+    Schema,
+    both,
+    bound,
+    either,
+    expect_length,
+    properties,
+    refuse,
+    required,
+)
 from agentspec.constraints.outlines.text import CHARACTER, in_quotes
 
 ANY_DEPTH = 2
@@ -89,6 +98,8 @@ def _fields(fields: list[tuple[str, bool]], *, is_empty_allowed: bool, place: st
         return "".join([*before, fields[last][0], *behind])
     if not fields:
         return "" if is_empty_allowed else refuse("minProperties of an empty object", place)
+    # Each property that may come first is written with all later ones behind it: counted before it is built.
+    expect_length(sum((k + 1) * (len(field) + len("(?:, )?")) for k, (field, _) in enumerate(fields)), place)
     firsts = [field + "".join(f"(?:, {later})?" for later, _ in fields[k + 1 :]) for k, (field, _) in enumerate(fields)]
     return f"(?:{'|'.join(firsts)}){'?' if is_empty_allowed else ''}"
 

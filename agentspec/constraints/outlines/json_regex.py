@@ -30,6 +30,7 @@ from agentspec.constraints.outlines.schemas import (
     both,
     bound,
     either,
+    expect_length,
     named_types,
     refuse,
     types,
@@ -38,10 +39,8 @@ from agentspec.constraints.outlines.schemas import (
 )
 from agentspec.constraints.outlines.text import CHARACTER, Pattern, in_quotes
 from agentspec.errors import GrammarError
-from agentspec.schema_tools import to_json
+from agentspec.schema_tools import checked, to_json
 
-# Schemas that refer to others twice over grow exponentially.
-MAX_LENGTH = 300_000  # characters of the expression: as many as are compiled
 MAX_COUNTED = 5_000  # characters of a string: each takes 10 states, of 50,000
 MAX_SCHEMAS = 20_000  # parts, each counted as often as it is referred to
 
@@ -55,10 +54,11 @@ def json_regex(schema: Schema | bool) -> str:
     Raises:
         GrammarError: for what is not built: names the keyword and its place.
     """
+    schema = checked(schema)
     try:
         return Writer(schema).value(schema, "#", ())
     except RecursionError as error:
-        raise GrammarError("The outlines engine does not build recursive schemas.") from error
+        raise GrammarError("The outlines engine does not build recursive schemas, nor schemas this deep.") from error
 
 
 class Writer:
@@ -288,8 +288,7 @@ def _constant(value: Any, place: str) -> str:
 
 
 def _bounded(regex: str, place: str) -> str:
-    if len(regex) > MAX_LENGTH:
-        refuse(f"a schema that takes a regular expression of more than {MAX_LENGTH} characters", place)
+    expect_length(len(regex), place)
     return regex
 
 

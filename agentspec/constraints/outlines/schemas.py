@@ -11,6 +11,9 @@ from typing import Any, NoReturn
 from agentspec.errors import GrammarError
 from agentspec.schema_tools import to_json
 
+# Schemas that refer to others twice over grow exponentially.
+MAX_LENGTH = 300_000  # characters of the expression: as many as are compiled
+
 Schema = dict[str, Any]
 Resolve = Callable[[Any, str], Any]
 """A schema, and its place, to the schema that its ``$ref`` means; to itself where it has none."""
@@ -147,9 +150,9 @@ def _both_properties(one: Schema, other: Schema, place: str) -> Schema:
 
 
 def _and(one: Any, other: Any) -> Any:
-    if one is True or one == other:
+    if one is True or one == {} or one == other:
         return other
-    if other is True:
+    if other is True or other == {}:
         return one
     return False if one is False or other is False else {"allOf": [one, other]}
 
@@ -244,6 +247,16 @@ def bound(schema: Schema, keyword: str, place: str) -> int | None:
     if isinstance(count, bool) or not is_whole or count < 0:
         refuse(f"{keyword} {to_json(count)}", place)
     return int(count)
+
+
+def expect_length(length: int, place: str) -> None:
+    """Refuse an expression that is too long to be compiled.
+
+    Raises:
+        GrammarError: names the length and the limit.
+    """
+    if length > MAX_LENGTH:
+        refuse(f"a schema that takes a regular expression of {length:,} characters, more than {MAX_LENGTH:,},", place)
 
 
 def either(parts: Sequence[str | None], place: str) -> str:

@@ -1,0 +1,42 @@
+"""JSON Schemas as grammars take them: bounded, closed, in one written form, without what asserts nothing.
+
+``positions`` says where schemas stand in a schema, ``references`` what a ``$ref`` means, ``checks`` what is looked at
+before any work, ``closing`` how objects are closed (``groups`` and ``satisfiable`` say where that may be done), and
+``written`` how JSON is written.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentspec.schema_tools.checks import MAX_BYTES, check_size, checked
+from agentspec.schema_tools.closing import closed, closed_arguments
+from agentspec.schema_tools.references import embedded, localized
+from agentspec.schema_tools.written import FORMATS, JSON_FORM, in_json_form, to_json, without_unknown_formats
+
+__all__ = [
+    "FORMATS",
+    "JSON_FORM",
+    "MAX_BYTES",
+    "arguments_schema",
+    "check_size",
+    "checked",
+    "closed",
+    "embedded",
+    "in_json_form",
+    "localized",
+    "to_json",
+    "without_unknown_formats",
+]
+
+
+def arguments_schema(tool: dict[str, Any]) -> dict[str, Any]:
+    """Return a tool's parameters as the schema of its arguments.
+
+    Raises:
+        GrammarError: names the tool, and what is wrong with its parameters.
+    """
+    function = tool["function"]
+    what = f"The schema of the tool {function['name']!r}"
+    parameters = checked({} if function.get("parameters") is None else function["parameters"], what)
+    return closed_arguments({"type": "object", **({} if parameters is True else parameters)})

@@ -11,7 +11,7 @@ import jsonschema
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from agentspec.schema_tools.positions import IN_PLACE, subschemas
+from agentspec.schema_tools.positions import IN_PLACE, subschemas, with_subschemas
 from agentspec.schema_tools.references import target
 
 NAMES = ("a", "b", "ab", "c")
@@ -24,8 +24,12 @@ VALUES: list[Any] = [1, 5, "x", "long", True, None, {}, [], {"z": 1}]
 APPLICATORS = ("allOf", "anyOf", "oneOf")
 
 
-def random_schema(rng: random.Random) -> dict[str, Any]:
-    """A document, with definitions that it refers to."""
+RARE = ("not", "if", "then", "dependentSchemas", "dependentRequired", "minProperties", "maxProperties", "const")
+"""Keywords that llguidance does not build for objects, or not always."""
+
+
+def random_schema(rng: random.Random, *, is_plain: bool = False) -> dict[str, Any]:
+    """A document, with definitions that it refers to; a plain one has no rare keywords."""
     where = rng.choice(["$defs", "$defs", "definitions"])
     references = [f"#/{where}/{name}" for name in "XYZ"[: rng.randint(0, 3)]]
     while True:
@@ -33,7 +37,14 @@ def random_schema(rng: random.Random) -> dict[str, Any]:
         if references:
             root[where] = {name[-1]: _schema(rng, 2, references) for name in references}
         if not _comes_back(root, references):
-            return root
+            return _without_rare(root) if is_plain else root
+
+
+def _without_rare(schema: Any) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    kept = {keyword: said for keyword, said in schema.items() if keyword not in RARE or schema in SCALARS}
+    return with_subschemas(kept, lambda path, part: _without_rare(part))
 
 
 def _comes_back(root: dict[str, Any], references: list[str]) -> bool:
@@ -166,17 +177,17 @@ def _named_paths(value: Any, schemas: Iterable[Any], root: Any) -> Iterator[tupl
                 yield from ((name, *path) for path in _named_paths(value[name], said, root))
 
 
-def less_unnamed(value: Any, schemas: Iterable[Any], root: Any) -> Any:
-    """A value without the properties that its schema does not name."""
+def less_unnamed(value: Any, schemas: Iterable[Any], root: Any, rng: random.Random | None = None) -> Any:
+    """A value without the properties that its schema does not name, or without some of them."""
     together = [part for schema in schemas for part in parts(schema, root)]
     if isinstance(value, list):
         items = [part["items"] for part in together if "items" in part]
-        return [less_unnamed(item, items, root) for item in value]
+        return [less_unnamed(item, items, root, rng) for item in value]
     if not isinstance(value, dict):
         return value
     inner, needed = _inner(together), required_names(together)
-    kept = {name: said for name, said in value.items() if name in inner or name in needed}
-    return {name: less_unnamed(said, inner.get(name, [{}]), root) for name, said in kept.items()}
+    names = [name for name in value if name in inner or name in needed or (rng and rng.random() < 0.5)]
+    return {name: less_unnamed(value[name], inner.get(name, [{}]), root, rng) for name in names}
 
 
 def written_orders(value: Any) -> Iterator[Any]:

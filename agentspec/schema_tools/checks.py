@@ -139,7 +139,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_count(value: Any) -> bool:
-    return _is_number(value) and value >= 0 and value == int(value)
+    return _is_number(value) and value >= 0 and (isinstance(value, int) or value.is_integer())
 
 
 def _is_schema(value: Any) -> bool:

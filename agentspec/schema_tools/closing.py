@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Literal
 
 from agentspec.schema_tools.groups import Group, Slot, group_of, slot, tags
@@ -85,7 +85,7 @@ class _Closing:
         if not isinstance(schema, dict):
             return schema
         if self._passes_on(schema):
-            return self._rewritten(schema, "closed", lambda path, part: self._closed(part))
+            return _as_any_of(self._rewritten(schema, "closed", lambda path, part: self._closed(part)))
         is_apart = "oneOf" in schema and self._are_apart(schema)
         group = group_of(schema, self._root, is_apart)
         if group.is_fixed:
@@ -93,7 +93,16 @@ class _Closing:
         if is_apart and group.is_closable:
             return self._of_variants(schema, group)
         made = self._part(schema, group.raw)
-        return self._with_names(made, group.names) if group.is_closable else made
+        return (
+            self._with_names(made, {name: self._said(name, group) for name in group.names})
+            if group.is_closable
+            else made
+        )
+
+    def _said(self, name: str, group: Group) -> Any:
+        """What a property has to be where it is none of the schema's own: what a part says, for a model to go by."""
+        said = group.only_said(name)
+        return self._closed(said) if said is not None and self._sure.is_lively(said) else {}
 
     def _part(self, schema: Any, raw: Raw) -> Any:
         """One of the schemas that together say what a value is."""
@@ -121,14 +130,19 @@ class _Closing:
         base = {keyword: said for keyword, said in schema.items() if keyword != "oneOf"}
         own = group_of(base, self._root).names
         made = self._part(base, group.raw)
-        variants = [(self._part(part, group.raw), group_of(part, self._root).names) for part in schema["oneOf"]]
-        return {**made, "oneOf": [self._with_names(part, {**own, **names}) for part, names in variants]}
+        written = []
+        for index, part in enumerate(schema["oneOf"]):
+            names = {**own, **group_of(part, self._root).names}
+            others = _excluded(schema["oneOf"], index)
+            written.append(
+                self._with_names(self._part(part, group.raw), {name: {} for name in names if name not in others})
+            )
+        return _as_any_of({**made, "oneOf": written})
 
-    def _with_names(self, schema: Any, names: Iterable[str]) -> Schema:
-        """A schema whose objects hold properties of these names only."""
+    def _with_names(self, schema: Any, named: Schema) -> Schema:
+        """A schema whose objects hold its own properties and these, and no others."""
         known: Schema = schema if isinstance(schema, dict) else {"allOf": [schema]}
-        named = {**known.get("properties", {}), **{n: {} for n in names if n not in known.get("properties", {})}}
-        return {**known, "properties": named, "additionalProperties": False}
+        return {**known, "properties": {**named, **known.get("properties", {})}, "additionalProperties": False}
 
     def _rewritten(self, schema: Schema, form: Form, change: Callable[[Path, Any], Any]) -> Schema:
         """A schema with its parts changed, its definitions closed and its reference in a form."""
@@ -143,7 +157,8 @@ class _Closing:
 
     def _reference(self, reference: str, form: Form) -> str:
         """The reference to a form of what a reference means."""
-        if reference in self._inert or target(self._root, reference) is None:
+        moved = "/oneOf/" in reference  # may become an anyOf
+        if (reference in self._inert and not moved) or target(self._root, reference) is None:
             return reference
         stands = reference == "#" or (len(parts_of(reference)) == 2 and reference.split("/")[1] in DEFINITIONS)
         if stands and form == "closed":
@@ -181,21 +196,22 @@ class _Closing:
         if own.is_fixed or own.says_else or own.counts:
             return False
         known = []
-        for part in schema["oneOf"]:
+        for index, part in enumerate(schema["oneOf"]):
             group, (required, constants) = group_of(part, self._root), tags(part, self._root)
             if not self._sure.is_lively(part):
                 return False
             names = None if group.says_else or not (group.declares or own.declares) else {*own.names, *group.names}
-            known.append((part, names, required | own_required, {**own_constants, **constants}))
+            names = names and names - _excluded(schema["oneOf"], index)
+            known.append(
+                (self._kinds(part) & kinds(base), names, required | own_required, {**own_constants, **constants})
+            )
         return all(self._excludes(one, other) for k, one in enumerate(known) for j, other in enumerate(known) if k != j)
 
     def _excludes(self, one: Any, other: Any) -> bool:
-        part, names, required, constants = one
-        other_part, _, other_required, other_constants = other
-        if not self._kinds(part) & self._kinds(other_part):
-            return True
-        if self._kinds(part) & self._kinds(other_part) != {"object"}:
-            return False
+        types, names, required, constants = one
+        other_types, _, other_required, other_constants = other
+        if types & other_types != {"object"}:
+            return not types & other_types
         if names is not None and other_required - names:
             return True
         tagged = (required | other_required) & constants.keys() & other_constants.keys()
@@ -210,6 +226,20 @@ class _Closing:
         self._written += 1
         if self._written > MAX_WRITTEN:
             raise _TooManyError
+
+
+def _as_any_of(schema: Schema) -> Schema:
+    """A schema whose ``oneOf``, of members that exclude each other, is an ``anyOf``: engines need not prove it."""
+    if "anyOf" in schema:
+        return schema
+    return {"anyOf" if keyword == "oneOf" else keyword: said for keyword, said in schema.items()}
+
+
+def _excluded(members: list[Any], index: int) -> set[str]:
+    """The names that other members of a ``oneOf`` require and nothing else: with one of them, two members hold."""
+    others = [part for k, part in enumerate(members) if k != index and isinstance(part, dict)]
+    alone = [part["required"] for part in others if part.keys() & ASSERTING == {"required"}]
+    return {names[0] for names in alone if len(names) == 1}
 
 
 def _without_definitions(schema: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -19,6 +20,13 @@ WHAT_ELSE = {"additionalProperties", "unevaluatedProperties", "patternProperties
 """Keywords by which an object says what it may hold besides the properties that it names."""
 
 _ITEMS = ("items", "prefixItems", "additionalItems", "unevaluatedItems", "contains")
+_OUTSIDE = {
+    *("type", "enum", "const", "title", "description", "default", "examples", "deprecated", "$comment"),
+    *("minLength", "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+    *("multipleOf", "minItems", "maxItems"),
+}
+"""Keywords that do not look into objects: the same holds of a value and of the value with properties left out."""
+
 _NEGATIVE = ("not", "if", "oneOf")
 """Keywords under which to allow less may be to allow more."""
 
@@ -44,6 +52,7 @@ class Group:
         is_fixed: whether its objects have to stay as they are: constants, and what is not understood.
         counts: whether it takes a number of properties.
         schemas: how many they are.
+        is_positive: whether to allow less in any of them allows less of the value.
     """
 
     names: dict[str, None] = field(default_factory=dict)
@@ -52,8 +61,10 @@ class Group:
     is_fixed: bool = False
     counts: bool = False
     schemas: int = 0
+    is_positive: bool = True
     patterns: set[str] = field(default_factory=set)
     said: defaultdict[Slot, set[str]] = field(default_factory=lambda: defaultdict(set))
+    looked_into: defaultdict[Slot, set[str]] = field(default_factory=lambda: defaultdict(set))
     fixed: set[Slot] = field(default_factory=set)
 
     @property
@@ -61,11 +72,19 @@ class Group:
         """Whether the named properties may be all there are."""
         return self.declares and not (self.says_else or self.is_fixed or self.counts)
 
+    def only_said(self, name: str) -> Any:
+        """What is said of a property, where it is one thing and refers to nothing; else None."""
+        known = f".{name}"
+        texts = self.said.get(known, set())
+        is_simple = self.is_positive and len(texts) == 1 and known not in self.raw
+        text = next(iter(texts)) if is_simple else '"$ref"'
+        return None if '"$ref"' in text else json.loads(text)[0]
+
     @property
     def raw(self) -> frozenset[Slot]:
         """The parts of the value whose schemas have to stay as they are, for several speak of them."""
-        found = {known for known, texts in self.said.items() if len(texts) > 1} | self.fixed
-        if self.schemas > 1 and "*" in self.said:
+        found = {known for known, texts in self.looked_into.items() if len(texts) > 1} | self.fixed
+        if self.schemas > 1 and self.looked_into["*"]:
             return frozenset(found | {"*"} | {known for known in self.said if known.startswith(".")})
         matched = {f".{name}" for name in self.names if any(_matches(pattern, name) for pattern in self.patterns)}
         return frozenset(found | matched | ({"*"} if matched or len(self.patterns) > 1 else set()))
@@ -109,6 +128,7 @@ def _note(group: Group, schema: Schema, is_negated: bool, root: Any) -> None:
     named = schema.get("properties", {})
     group.names |= dict.fromkeys((*named, *_mentioned(schema)))
     group.declares |= bool(named) and not is_negated
+    group.is_positive &= not is_negated
     group.says_else |= bool(schema.keys() & WHAT_ELSE)
     group.is_fixed |= group.schemas > MAX_GROUP or bool(schema.keys() & {*DYNAMIC, "extends"}) or _holds_objects(schema)
     group.patterns |= schema.get("patternProperties", {}).keys()
@@ -126,8 +146,12 @@ def _note_parts(group: Group, schema: Schema, is_negated: bool) -> None:
         if path[0] not in (*IN_PLACE, *DEFINITIONS) and isinstance(part, dict):
             said[slot(path)] += [part] if path[0] == "properties" else [path, part]
     for known, parts in said.items():
+        looks_inside = not all(
+            part.keys() <= _OUTSIDE and not _holds_objects(part) for part in parts if isinstance(part, dict)
+        )
         group.said[known].add(to_json(parts))
-        group.fixed |= {known} if is_negated else set()
+        group.looked_into[known] |= {to_json(parts)} if looks_inside else set()
+        group.fixed |= {known} if is_negated and looks_inside else set()
 
 
 def _mentioned(schema: Schema) -> Iterator[str]:

@@ -93,16 +93,15 @@ class _Closing:
         if is_apart and group.is_closable:
             return self._of_variants(schema, group)
         made = self._part(schema, group.raw)
-        return (
-            self._with_names(made, {name: self._said(name, group) for name in group.names})
-            if group.is_closable
-            else made
-        )
+        if not group.is_closable:
+            return made
+        others = [name for name in group.names if name not in made.get("properties", {})]
+        return self._with_names(made, {name: self._said(name, group) for name in others})
 
     def _said(self, name: str, group: Group) -> Any:
-        """What a property has to be where it is none of the schema's own: what a part says, for a model to go by."""
+        """What a property has to be that only another schema of the value names; a model goes by it."""
         said = group.only_said(name)
-        return self._closed(said) if said is not None and self._sure.is_lively(said) else {}
+        return said if said is not None and self._sure.is_lively(said) else {}
 
     def _part(self, schema: Any, raw: Raw) -> Any:
         """One of the schemas that together say what a value is."""
@@ -142,7 +141,8 @@ class _Closing:
     def _with_names(self, schema: Any, named: Schema) -> Schema:
         """A schema whose objects hold its own properties and these, and no others."""
         known: Schema = schema if isinstance(schema, dict) else {"allOf": [schema]}
-        return {**known, "properties": {**named, **known.get("properties", {})}, "additionalProperties": False}
+        others = {name: said for name, said in named.items() if name not in known.get("properties", {})}
+        return {**known, "properties": {**known.get("properties", {}), **others}, "additionalProperties": False}
 
     def _rewritten(self, schema: Schema, form: Form, change: Callable[[Path, Any], Any]) -> Schema:
         """A schema with its parts changed, its definitions closed and its reference in a form."""

@@ -25,7 +25,7 @@ _OUTSIDE = {
     *("minLength", "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
     *("multipleOf", "minItems", "maxItems"),
 }
-"""Keywords that do not look into objects: the same holds of a value and of the value with properties left out."""
+"""Keywords that do not look into objects."""
 
 _NEGATIVE = ("not", "if", "oneOf")
 """Keywords under which to allow less may be to allow more."""
@@ -73,12 +73,15 @@ class Group:
         return self.declares and not (self.says_else or self.is_fixed or self.counts)
 
     def only_said(self, name: str) -> Any:
-        """What is said of a property, where it is one thing and refers to nothing; else None."""
+        """What is said of a property, where it is one thing that looks into no object; else None."""
         known = f".{name}"
         texts = self.said.get(known, set())
-        is_simple = self.is_positive and len(texts) == 1 and known not in self.raw
-        text = next(iter(texts)) if is_simple else '"$ref"'
-        return None if '"$ref"' in text else json.loads(text)[0]
+        if len(texts) != 1 or not self.is_positive or known in self.raw:
+            return None
+        [said] = json.loads(next(iter(texts)))
+        items = said.get("items", {})
+        is_simple = _looks_outside({**said, "items": None}) and isinstance(items, dict) and _looks_outside(items)
+        return said if is_simple else None
 
     @property
     def raw(self) -> frozenset[Slot]:
@@ -146,12 +149,16 @@ def _note_parts(group: Group, schema: Schema, is_negated: bool) -> None:
         if path[0] not in (*IN_PLACE, *DEFINITIONS) and isinstance(part, dict):
             said[slot(path)] += [part] if path[0] == "properties" else [path, part]
     for known, parts in said.items():
-        looks_inside = not all(
-            part.keys() <= _OUTSIDE and not _holds_objects(part) for part in parts if isinstance(part, dict)
-        )
+        looks_inside = not all(_looks_outside(part) for part in parts if isinstance(part, dict))
         group.said[known].add(to_json(parts))
         group.looked_into[known] |= {to_json(parts)} if looks_inside else set()
         group.fixed |= {known} if is_negated and looks_inside else set()
+
+
+def _looks_outside(schema: Schema) -> bool:
+    """Whether a schema holds of a value just where it holds of the value with properties left out."""
+    said = {keyword for keyword, value in schema.items() if value is not None}
+    return said <= _OUTSIDE and not _holds_objects(schema)
 
 
 def _mentioned(schema: Schema) -> Iterator[str]:

@@ -34,7 +34,11 @@ def subschemas(schema: Schema) -> Iterator[tuple[Path, Any]]:
         elif keyword in (*LISTS, *EITHER) and isinstance(value, list):
             yield from (((keyword, index), part) for index, part in enumerate(value))
         elif keyword in (*MAPS, *EITHER) and isinstance(value, dict):
-            yield from (((keyword, name), part) for name, part in value.items() if not isinstance(part, list | str))
+            yield from (
+                ((keyword, name), part)
+                for name, part in value.items()
+                if keyword != "dependencies" or not isinstance(part, list | str)  # names, the latter in draft 3
+            )
 
 
 def with_subschemas(schema: Schema, change: Callable[[Path, Any], Any]) -> Schema:

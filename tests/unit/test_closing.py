@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import random
+import re
 from typing import Any
 
 import jsonschema
@@ -90,9 +91,10 @@ def test_the_grammar_of_a_closed_schema_says_every_declared_property(compiler: C
             continue
         try:
             matcher = compiler.matcher(Grammar.json_schema(shut))
-        except GrammarError:  # what it does not build
-            with pytest.raises(GrammarError):
-                compiler.matcher(Grammar.json_schema(schema))
+        except GrammarError as error:  # what it does not build; never for want of a text
+            if re.search("nsatisfiable|nothing matches|No text has an end", str(error)):
+                with pytest.raises(GrammarError):
+                    compiler.matcher(Grammar.json_schema(schema))
             continue
         compiled += 1
         left = {path for value in found for path in named_paths(value, schema, schema)}

@@ -269,11 +269,13 @@ def _as_object(tool: dict[str, Any], keys: tuple[str, str]) -> dict[str, Any]:
     """The schema of a call as one JSON object."""
     name, place = keys
     arguments = embedded(arguments_schema(tool), f"#/properties/{place}")
-    dialect = {"$schema": arguments.pop("$schema")} if "$schema" in arguments else {}
     return {
-        **dialect,
+        **{keyword: said for keyword, said in arguments.items() if keyword == "$schema"},
         "type": "object",
-        "properties": {name: {"const": tool["function"]["name"]}, place: arguments},
+        "properties": {
+            name: {"const": tool["function"]["name"]},
+            place: {keyword: said for keyword, said in arguments.items() if keyword != "$schema"},
+        },
         "required": [name, place],
         "additionalProperties": False,
     }

@@ -7,6 +7,8 @@ before any work, ``closing`` how objects are closed (``groups`` and ``satisfiabl
 
 from __future__ import annotations
 
+import functools
+import json
 from typing import Any
 
 from agentspec.schema_tools.checks import MAX_BYTES, check_size, checked
@@ -30,13 +32,26 @@ __all__ = [
 ]
 
 
+_CACHED = 100_000  # characters of a schema whose closed form is kept
+
+
 def arguments_schema(tool: dict[str, Any]) -> dict[str, Any]:
-    """Return a tool's parameters as the schema of its arguments.
+    """Return a tool's parameters as the schema of its arguments, which must not be changed: it is kept.
 
     Raises:
         GrammarError: names the tool, and what is wrong with its parameters.
     """
     function = tool["function"]
+    parameters = {} if function.get("parameters") is None else function["parameters"]
     what = f"The schema of the tool {function['name']!r}"
-    parameters = checked({} if function.get("parameters") is None else function["parameters"], what)
+    try:
+        source = to_json(parameters)
+    except (TypeError, ValueError, RecursionError):
+        source = to_json(checked(parameters, what))  # says what is wrong
+    return (_arguments if len(source) <= _CACHED else _arguments.__wrapped__)(source, what)
+
+
+@functools.lru_cache(maxsize=256)
+def _arguments(source: str, what: str) -> dict[str, Any]:
+    parameters = checked(json.loads(source), what)
     return closed_arguments({"type": "object", **({} if parameters is True else parameters)})

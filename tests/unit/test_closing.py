@@ -222,6 +222,23 @@ def test_what_recurs_is_closed_at_every_depth(compiler: Compiler) -> None:
         assert takes(matcher, value) is wanted
 
 
+def test_a_member_of_a_union_without_instances_takes_no_property_along() -> None:
+    dead = {"type": "object", "properties": {"b": {"type": "integer"}, "c": False}, "required": ["b", "c"]}
+    shut = closed({"anyOf": [part("a"), dead]})
+    assert is_valid(shut, {"a": 1, "b": 1})
+    assert not is_valid(shut, {"a": 1, "z": 1})
+
+
+def test_members_of_a_oneof_that_overlap_are_not_narrowed() -> None:
+    """What two members allow is no instance; were each closed, one of them would allow it alone."""
+    members = [{"type": "object", "properties": {"x": part(name)}, "required": ["x"]} for name in ("a", "b")]
+    for schema in ({"oneOf": members}, {**part("id"), "oneOf": members}):
+        shut = closed(schema)
+        assert not is_valid(schema, {"x": {"a": 1}})
+        assert not is_valid(shut, {"x": {"a": 1}})
+        assert is_valid(shut, {"x": {"a": 1, "b": "x"}})
+
+
 def test_closing_again_changes_no_instance() -> None:
     for seed in range(60):
         rng = random.Random(f"again {seed}")

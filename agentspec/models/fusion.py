@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from agentspec.models.attention import EAGER, SDPA, grouped_sdpa, preferred_attention, set_attention
+from agentspec.models.config_fields import longest_context
 from agentspec.models.graphs import ROUNDING
-from agentspec.models.loading import CACHE_KEYWORDS, longest_context
+from agentspec.models.loading import CACHE_KEYWORDS
 
 _SAMPLE = 5  # tokens of a forward that is compared
 _NO_MEMORY = (MemoryError, torch.OutOfMemoryError)

@@ -189,7 +189,7 @@ def preferred_attention(model: PreTrainedModel) -> str:
     """A name of ``SDPA`` where sdpa computes what ``model`` asks for and nobody chose otherwise, else "eager"."""
     softcapped = getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None
     able = bool(getattr(model, "_supports_sdpa", False)) and not softcapped
-    chosen = model.config._attn_implementation
+    chosen = current_attention(model)
     if not able or chosen == EAGER:
         return EAGER
     return COMPILED_SDPA if chosen == COMPILED_SDPA else GROUPED_SDPA
@@ -201,10 +201,22 @@ def compile_attention(model: PreTrainedModel) -> None:
         set_attention(model, COMPILED_SDPA)
 
 
+def current_attention(model: PreTrainedModel) -> str | None:
+    """The name of the attention of ``model``: of its text part, where it has others."""
+    name: str | None = model.config.get_text_config()._attn_implementation
+    return name
+
+
 def set_attention(model: PreTrainedModel, implementation: str) -> None:
-    """Switch the attention of ``model``; one whose attention cannot be exchanged keeps its own."""
-    if model._can_set_attn_implementation():
-        model.set_attn_implementation(implementation)
+    """Switch the attention of ``model``; one whose attention cannot be exchanged keeps its own.
+
+    Parts that read no text (images, sound) keep theirs: not all of them can do what the text part can.
+    """
+    if not model._can_set_attn_implementation():
+        return
+    text = model.config.get_text_config()
+    part = next((name for name in model.config.sub_configs if getattr(model.config, name, None) is text), None)
+    model.set_attn_implementation(implementation if part is None else {part: implementation})
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from agentspec.errors import ModelLoadError
 from agentspec.models.attention import EAGER, LayerMasks, narrow_window, preferred_attention, readings, set_attention
+from agentspec.models.checkpoint import one_line
 from agentspec.models.forward import Forward
 from agentspec.models.graphs import ROUNDING
 from agentspec.models.kv_cache import RaggedKV
@@ -51,7 +52,9 @@ class Probe:
         except (ModelLoadError, MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            raise ModelLoadError(f"{kind} could not finish a short forward from a ragged cache: {error}") from error
+            raise ModelLoadError(
+                f"{kind} could not finish a short forward from a ragged cache: {one_line(error)}"
+            ) from error
         if not all(theirs.isfinite().all() for _, theirs in pairs):
             raise ModelLoadError(
                 f"{kind}: its own scores are not finite; expected numbers. Its weights hold NaN or infinity, or values "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from agentspec.errors import ModelLoadError
 from agentspec.kernels import BLOCK, kernels
+from agentspec.models.config_fields import is_length, wrong_value
 from agentspec.models.packing import has_linear_kernels, multiply
 
 GROUPED_SDPA = "agentspec_sdpa"
@@ -36,6 +38,7 @@ LONG = 1024
 """Slots from which on attention reads a multiple of 64 on a CPU, so that kernels for these shapes are there already."""
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+WINDOW = "sliding_window"
 
 
 def grouped_sdpa(
@@ -186,7 +189,7 @@ def preferred_attention(model: PreTrainedModel) -> str:
     """A name of ``SDPA`` where sdpa computes what ``model`` asks for and nobody chose otherwise, else "eager"."""
     softcapped = getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None
     able = bool(getattr(model, "_supports_sdpa", False)) and not softcapped
-    chosen = model.config._attn_implementation
+    chosen = current_attention(model)
     if not able or chosen == EAGER:
         return EAGER
     return COMPILED_SDPA if chosen == COMPILED_SDPA else GROUPED_SDPA
@@ -198,10 +201,22 @@ def compile_attention(model: PreTrainedModel) -> None:
         set_attention(model, COMPILED_SDPA)
 
 
+def current_attention(model: PreTrainedModel) -> str | None:
+    """The name of the attention of ``model``: of its text part, where it has others."""
+    name: str | None = model.config.get_text_config()._attn_implementation
+    return name
+
+
 def set_attention(model: PreTrainedModel, implementation: str) -> None:
-    """Switch the attention of ``model``; one whose attention cannot be exchanged keeps its own."""
-    if model._can_set_attn_implementation():
-        model.set_attn_implementation(implementation)
+    """Switch the attention of ``model``; one whose attention cannot be exchanged keeps its own.
+
+    Parts that read no text (images, sound) keep theirs: not all of them can do what the text part can.
+    """
+    if not model._can_set_attn_implementation():
+        return
+    text = model.config.get_text_config()
+    part = next((name for name in model.config.sub_configs if getattr(model.config, name, None) is text), None)
+    model.set_attn_implementation(implementation if part is None else {part: implementation})
 
 
 @dataclass(frozen=True)
@@ -214,20 +229,23 @@ class LayerMasks:
     def of(cls, model: PreTrainedModel) -> LayerMasks:
         """Read the kinds of layers from the config of ``model``.
 
-        Raises ``ModelLoadError`` for layers that keep anything but keys and values by position.
+        Raises ``ModelLoadError`` for layers that keep anything but keys and values by position, and for a window that
+        is no positive integer, where the family has windows.
         """
         config = model.config.get_text_config()
-        window: int | None = getattr(config, "sliding_window", None)
+        window = getattr(config, WINDOW, None)
         # Without layer types a window holds for every layer (Mistral, Phi-3, Starcoder2).
-        kinds = getattr(config, "layer_types", None) or [FULL if window is None else SLIDING]
-        if strange := sorted(set(kinds) - {FULL, SLIDING}):
+        kinds = set(getattr(config, "layer_types", None) or [FULL if window is None else SLIDING])
+        if strange := sorted(kinds - {FULL, SLIDING}):
             raise ModelLoadError(
                 f"{type(model).__name__}: layers of kind {', '.join(strange)} keep state that cannot be addressed by "
                 f"position; expected only {FULL} and {SLIDING}. Choose a model with plain attention layers"
             )
-        if SLIDING in kinds and window is None:
-            raise ModelLoadError(f"{type(model).__name__}: {SLIDING} layers without a sliding_window in the config")
-        return cls({kind: window if kind == SLIDING else None for kind in sorted(set(kinds))})
+        if SLIDING in kinds and not is_length(window):
+            if _heeds_windows(config):
+                raise _wrong_window(model, window)
+            return NO_WINDOWS
+        return cls({kind: window if kind == SLIDING else None for kind in sorted(kinds)})
 
     def build(self, slots: Tensor, live: int, dtype: torch.dtype) -> Tensor | dict[str, Tensor]:
         """Additive masks for queries at ``slots`` [B, F] over ``live`` keys: 0 where seen, else the dtype's minimum.
@@ -247,11 +265,36 @@ class LayerMasks:
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
 
+NO_WINDOWS = LayerMasks({FULL: None})
+"""The masks of a model whose layers all see everything before them."""
+
+
+def readings(model: PreTrainedModel) -> list[LayerMasks | None]:
+    """What the masks of ``model`` may be, None for what its config says: a family may ignore a window it is given."""
+    config = model.config.get_text_config()
+    names_windows = getattr(config, WINDOW, None) is not None or SLIDING in LayerMasks.of(model).windows
+    return [None, NO_WINDOWS] if names_windows and not _heeds_windows(config) else [None]
+
+
+def _heeds_windows(config: PreTrainedConfig) -> bool:
+    """Whether the family of ``config`` knows of windows: a config keeps whatever else it is given, too."""
+    kind = type(config)
+    fields = [WINDOW, *(["layer_types"] if getattr(config, "layer_types", None) else [])]
+    return any(hasattr(kind, name) or name in inspect.signature(kind.__init__).parameters for name in fields)
+
+
+def _wrong_window(model: PreTrainedModel, window: object) -> ModelLoadError:
+    kind = type(model).__name__
+    if window is None:
+        return ModelLoadError(f"{kind}: {SLIDING} layers without a {WINDOW} in the config")
+    return wrong_value(f"config of {kind}", WINDOW, window, "a positive integer, or null for layers without a window")
+
+
 @contextmanager
 def narrow_window(model: PreTrainedModel, window: int) -> Iterator[None]:
     """Let the sliding layers of ``model`` see ``window`` tokens for a while; nothing happens to a model without any."""
     config = model.config.get_text_config()
-    original = getattr(config, "sliding_window", None)
+    original = getattr(config, WINDOW, None)
     if original is None:
         yield
         return

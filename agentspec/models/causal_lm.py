@@ -13,19 +13,19 @@ from transformers import PreTrainedModel
 
 from agentspec.errors import ContextOverflowError, InvalidRequestError, ModelLoadError, expect_option
 from agentspec.kernels import COMPILE_OPTIONS, Compile
-from agentspec.models.attention import EAGER, narrow_window, preferred_attention, set_attention
+from agentspec.models.config_fields import end_token_ids, log_unscored_ends, longest_context
 from agentspec.models.forward import SHORT_FEED, Feed, Forward
 from agentspec.models.fusion import fused_modules
-from agentspec.models.graphs import ROUNDING, recorder_for
+from agentspec.models.graphs import recorder_for
 from agentspec.models.kv_cache import RaggedKV
-from agentspec.models.loading import forward_keywords, load_module, longest_context, parse_dtype, usable_device
+from agentspec.models.loading import forward_keywords, load_module, parse_dtype, usable_device
 from agentspec.models.packing import compiled_by, layouts
+from agentspec.models.probe import Probe
 from agentspec.models.scored import Scored, Told
 from agentspec.models.tuning import tune
 from agentspec.threads import apart
 
 _CPU_BUDGET_BYTES = 4 << 30
-_PROBE_WINDOW = 5
 
 
 class CausalLM:
@@ -39,8 +39,8 @@ class CausalLM:
     free memory on CUDA); long contexts are read ``prefill_chunk`` tokens at a time. The module is put into evaluation
     mode, its parameters stop requiring gradients, and its attention implementation may be switched.
 
-    Raises ``ModelLoadError`` for a model whose state cannot be addressed by position, or whose cached scores differ
-    from its uncached ones.
+    Raises ``ModelLoadError`` for a model whose state cannot be addressed by position, whose config names a length, a
+    window or an end token that is none, or whose cached scores differ from its uncached ones.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class CausalLM:
         self._max_context = longest_context(model)
         embeddings: Any = model.get_input_embeddings()
         self._vocab_size: int = embeddings.weight.shape[0]
+        log_unscored_ends(model, self._vocab_size)
         self.model = model.eval().requires_grad_(False)
         self._device = model.device
         self.kv = RaggedKV(rows=2, max_slots=self._max_context + SHORT_FEED)
@@ -99,8 +100,8 @@ class CausalLM:
         ``compile`` compiles these products, with a C++ compiler; without one they are oneDNN's. All three round
         otherwise than transformers' own layers.
 
-        Raises ``ModelLoadError`` when there is no such model or device, weights are missing or pickled, an option has
-        another value, or the model is refused.
+        Raises ``ModelLoadError`` when there is no such model or device, weights are missing, cut off, pickled, or
+        left over, config.json holds a value that is none, an option has another value, or the model is refused.
         """
         expect_option("fuse", fuse, (True, False))
         expect_option("pack", pack, (None, True, False))
@@ -171,9 +172,7 @@ class CausalLM:
     @property
     def end_tokens(self) -> frozenset[int]:
         """Ids that the checkpoint names as ends: many chat models have several."""
-        named = [getattr(c, "eos_token_id", None) for c in (self.model.generation_config, self.model.config)]
-        ids = [i for entry in named for i in (entry if isinstance(entry, list) else [entry])]
-        return frozenset(i for i in ids if i is not None and 0 <= i < self.vocab_size)
+        return frozenset(i for i in end_token_ids(self.model) if 0 <= i < self.vocab_size)
 
     def narrow(self, vocab_size: int) -> None:
         """Leave out the scores of ids from ``vocab_size`` on: padding of the head that no token stands for.
@@ -299,48 +298,9 @@ class CausalLM:
         return found
 
     def _probe(self) -> None:
-        """Refuse a model whose scores from ragged cached blocks differ from those of plain uncached forwards.
-
-        The reference runs with the module's own masks and eager attention (of a fused module, which was compared with
-        that as it was made, with its own). Windows are narrowed meanwhile, so that a
-        few tokens reach beyond them. Leaves the cache filled and the module on the attention that it will keep.
-        """
-        dice = torch.Generator().manual_seed(0)
-        length = min(19, self.max_context)
-        left, right = torch.randint(self.vocab_size, (2, length), generator=dice).tolist()
-        kind = type(self.model).__name__
-        try:
-            with narrow_window(self.model, _PROBE_WINDOW):
-                self._forward.read_config()
-                attention = preferred_attention(self.model)
-                set_attention(self.model, EAGER)
-                expected = [self._uncached(left), self._uncached(right)]
-                set_attention(self.model, attention)
-                self.next_logits([left[:2], right[: length // 2]], [0, 0])
-                # A draft that will be rejected, then blocks of different length at different positions.
-                self.next_logits([[*left[:3], *right[:4]], right[: length // 2 + 1]], [1, 1])
-                found = self.next_logits([left, right[:-1]], [length - 3, 3])
-            self._forward.read_config()
-        except (ModelLoadError, MemoryError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:
-            raise ModelLoadError(f"{kind} could not finish a short forward from a ragged cache: {error}") from error
-        pairs = [(found[0], expected[0][3:]), (found[1, :3], expected[1][-4:-1])]
-        off = max(float((ours - theirs).abs().max() / theirs.abs().max()) for ours, theirs in pairs)
-        tolerance = ROUNDING.get(self.dtype, 5e-2)
-        if not off <= tolerance:  # also refuses NaN
-            raise ModelLoadError(
-                f"{kind}: cached scores differ from uncached ones by {off:.1e} of the largest score, expected at most "
-                f"{tolerance:.0e}; its attention cannot be addressed by position, choose another model"
-            )
+        """Refuse a model whose scores from ragged cached blocks differ from those of plain uncached forwards."""
+        Probe(self.model, self._forward, self.kv, self.next_logits).run(self.max_context)
         self.computed_tokens = 0
-
-    @torch.inference_mode()
-    def _uncached(self, context: list[int]) -> Tensor:
-        """All logits of one context by a plain forward ``[len(context), V]``."""
-        output = self.model(input_ids=torch.tensor([context], device=self.device), use_cache=False)
-        logits: Tensor = output.logits[0, :, : self.vocab_size].float()
-        return logits
 
 
 def _default_budget(device: torch.device) -> int:

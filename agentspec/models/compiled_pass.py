@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from agentspec.kernels import kernels
 from agentspec.models.compiled import Layer
+from agentspec.models.config_fields import longest_context
 from agentspec.models.direct import Direct
 from agentspec.models.fusion import is_untouched
 from agentspec.models.kv_cache import RaggedKV
-from agentspec.models.loading import longest_context
 from agentspec.models.packing import PanelLinear
 from agentspec.models.panels import FORMATS
 from agentspec.models.scored import Scored

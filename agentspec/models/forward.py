@@ -69,9 +69,9 @@ class Forward:
         self.__dict__ |= state
         self._compiled = CompiledPass.of(self._model, self._direct)
 
-    def read_config(self) -> None:
-        """Take the kinds and windows of the layers from the module's config, which has changed."""
-        self._masks = LayerMasks.of(self._model)
+    def read_masks(self, masks: LayerMasks | None = None) -> None:
+        """Use these masks from now on; None: of the kinds and windows of layers that the module's config has now."""
+        self._masks = LayerMasks.of(self._model) if masks is None else masks
 
     def capture_with(self, recorder: Recorder | None) -> None:
         """Capture passes from now on; None for no longer."""

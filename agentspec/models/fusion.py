@@ -20,9 +20,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from agentspec.models.attention import EAGER, SDPA, grouped_sdpa, preferred_attention, set_attention
+from agentspec.models.attention import EAGER, SDPA, current_attention, grouped_sdpa, preferred_attention, set_attention
+from agentspec.models.config_fields import longest_context
 from agentspec.models.graphs import ROUNDING
-from agentspec.models.loading import CACHE_KEYWORDS, longest_context
+from agentspec.models.loading import CACHE_KEYWORDS
 
 _SAMPLE = 5  # tokens of a forward that is compared
 _NO_MEMORY = (MemoryError, torch.OutOfMemoryError)
@@ -262,7 +263,7 @@ def fuse_modules(model: PreTrainedModel) -> int:
     if preferred_attention(model) in SDPA:
         kinds.append(FusedAttention)  # last: norms of queries and keys are parts of it
     fitting = [(kind, name) for kind in kinds for name, module in model.named_modules() if kind.fits(module)]
-    before = model.config._attn_implementation
+    before = current_attention(model)
     set_attention(model.eval(), EAGER)  # the plain definition
     shown = record_calls(model, [name for _, name in fitting])
     set_attention(model, before or EAGER)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import os
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,9 +13,15 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from agentspec.errors import ModelLoadError
+from agentspec.models.checkpoint import CONFIG, check_checkpoint, listed, mismatches, one_line, shown
 
 # These mask inside their attention by the length of the cache, from lengths on that no quick probe reaches.
 _LENGTH_BOUND = {"gpt_neo", "doge"}
+
+_INVALID = ("validation error for", "class validation error for")  # by which transformers' checks of a config begin
+
+# Tensors that a module computes by itself; old checkpoints hold them.
+_DERIVED = {"inv_freq", "position_ids", "masked_bias", "cos_cached", "sin_cached"}
 
 CACHE_KEYWORDS = ("cache", "past_key_values")
 """Names by which a forward takes its cache: transformers renamed the second to the first in 5.24."""
@@ -60,8 +65,9 @@ def load_module(
 
     Raises ``ModelLoadError`` naming what was looked for, when it is missing, incomplete or pickled.
     """
-    _expect_files(name_or_path, gguf_file, allow_pickle)
+    check_checkpoint(name_or_path, gguf_file, allow_pickle)
     options: dict[str, Any] = {"dtype": dtype, "trust_remote_code": trust_remote_code, "output_loading_info": True}
+    options["ignore_mismatched_sizes"] = True  # they are in the report, by name
     if revision is not None:
         options["revision"] = revision
     if gguf_file is not None:
@@ -74,44 +80,62 @@ def load_module(
             loaded: Any = AutoModelForCausalLM.from_pretrained(name_or_path, **options)
     except Exception as error:  # transformers and what it calls raise nearly every type here
         what = "a GGUF file" if gguf_file else "a causal language model with safetensors weights"
-        raise ModelLoadError(f"{name_or_path}: expected {what}; transformers could not load it: {error}") from error
-    model: PreTrainedModel = loaded[0]
-    report: dict[str, Any] = loaded[1]
-    if absent := sorted({*report["missing_keys"], *(entry[0] for entry in report["mismatched_keys"])}):
+        if str(error).lower().startswith(_INVALID):
+            raise ModelLoadError(f"{name_or_path}/{CONFIG}: {one_line(error)}") from error
         raise ModelLoadError(
-            f"{name_or_path}: {len(absent)} weights are missing or of another shape ({', '.join(absent[:3])}, ...); "
-            "the checkpoint does not belong to this architecture"
-        )
+            f"{name_or_path}: expected {what}; transformers could not load it: {one_line(error)}"
+        ) from error
+    model: PreTrainedModel = loaded[0]
+    _check_report(name_or_path, model, loaded[1])
     return model
 
 
-def _expect_files(name_or_path: str, gguf_file: str | None, allow_pickle: bool) -> None:
-    """Refuse a local path that cannot be loaded before transformers takes it for the name of a hub repository."""
-    folder = Path(name_or_path).expanduser()
-    looks_local = name_or_path.startswith((".", "~", os.sep)) or name_or_path.count("/") > 1
-    if not folder.exists():
-        if looks_local:
-            raise ModelLoadError(
-                f"{name_or_path}: no such directory; expected one with config.json and *.safetensors, or a hub name "
-                "such as 'owner/model'"
-            )
-        return
-    if not folder.is_dir():
+def _check_report(name: str, model: PreTrainedModel, report: Mapping[str, Any]) -> None:
+    """Raise for weights that are missing, of another shape, or left over within what the model has; warn of others."""
+    if absent := [*sorted(report["missing_keys"]), *mismatches(report)]:
+        count, names = len(absent), shown(absent)
         raise ModelLoadError(
-            f"{name_or_path}: expected a directory, found a file; name its directory (and gguf_file, for a GGUF)"
+            f"{name}: {count} weight{' is' if count == 1 else 's are'} missing or of another shape ({names}) than "
+            "config.json says; the checkpoint does not belong to this architecture"
         )
-    if gguf_file is not None:
-        if not (folder / gguf_file).is_file():
-            raise ModelLoadError(f"{name_or_path}: expected the GGUF file {gguf_file} in it, found none")
-    elif not (folder / "config.json").is_file():
-        raise ModelLoadError(f"{name_or_path}: expected config.json in it, found none")
-    elif not allow_pickle and not any(folder.glob("*.safetensors")):
-        pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
-        found = f"only pickled weights ({', '.join(pickled)}), which can run code when read" if pickled else "none"
+    unused = sorted(key for key in report["unexpected_keys"] if key.rpartition(".")[2] not in _DERIVED)
+    if surplus := [key for key in unused if not _is_beside(key, model)]:
         raise ModelLoadError(
-            f"{name_or_path}: expected *.safetensors weights, found {found}; "
-            "convert them, or pass allow_pickle=True if you trust their source"
+            f"{name}: the checkpoint holds {listed(surplus, 'weight')} that config.json leaves without a use; expected "
+            "a config with all of its layers, biases and scales. To do without them, load the model with transformers "
+            "and hand it to CausalLM"
         )
+    if unused:
+        warnings.warn(
+            f"{name}: {listed(unused, 'weight')} of the checkpoint belong to no part of {type(model).__name__} and "
+            "are left out",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def _is_beside(key: str, model: PreTrainedModel) -> bool:
+    """Whether a weight belongs to a part that ``model`` does not have: a vision tower, a value head, layers that
+    predict further tokens."""
+    names = key.split(".")
+    known = next(i for i in range(len(names), -1, -1) if _has_module(model, ".".join(names[:i])))
+    is_top = ".".join(names[:known]) in ("", model.base_model_prefix)
+    return (is_top and len(names) - known > 1) or _predicts_further(names[known:], model)
+
+
+def _has_module(model: PreTrainedModel, name: str) -> bool:
+    try:
+        model.get_submodule(name)
+    except AttributeError:
+        return False
+    return True
+
+
+def _predicts_further(names: Sequence[str], model: PreTrainedModel) -> bool:
+    """Whether the first of the names is the index of a layer for multi-token prediction, which the config counts."""
+    config = model.config.get_text_config()
+    layers, further = (getattr(config, name, None) or 0 for name in ("num_hidden_layers", "num_nextn_predict_layers"))
+    return names[:1] != [] and names[0].isdecimal() and layers <= int(names[0]) < layers + further
 
 
 @contextmanager
@@ -150,20 +174,3 @@ def forward_keywords(model: PreTrainedModel) -> tuple[str, bool]:
     if keyword is None:
         raise ModelLoadError(f"{kind} takes no key-value cache; expected a forward with cache= or past_key_values=")
     return keyword, "logits_to_keep" in accepted
-
-
-def longest_context(model: PreTrainedModel) -> int:
-    """Longest context over which a position's K and V do not depend on how long the context is.
-
-    That is ``max_position_embeddings``; with longrope only its original part, since frequencies switch for all
-    positions once a context grows beyond it. Raises ``ModelLoadError`` where the config names no length.
-    """
-    config = model.config.get_text_config()
-    length: int | None = getattr(config, "max_position_embeddings", None)
-    if length is None:
-        raise ModelLoadError(f"{type(model).__name__}: the config names no max_position_embeddings")
-    rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
-    for parameters in (rope, *(value for value in rope.values() if isinstance(value, dict))):
-        if parameters.get("rope_type") == "longrope":
-            length = min(length, parameters.get("original_max_position_embeddings") or length)
-    return length

@@ -200,7 +200,8 @@ def answers(
     elif not tools:
         rules["answer"] = "TEXT"
     else:
-        rules |= _free(tools, form, thought, count, calls)
+        schemas = [rules[f"args_{index}"].removeprefix("%json ") for index in range(len(tools))]
+        rules |= _free(tools, schemas, form, thought, count, calls)
     rules["start"] = "answer"
     if thought is not None:
         rules |= _thinking(thought, form, calls if tools and form.opens_anywhere else None, is_free=is_free)
@@ -208,12 +209,17 @@ def answers(
 
 
 def _free(
-    tools: Sequence[dict[str, Any]], form: CallForm, thought: Thought | None, parallel: int, calls: str
+    tools: Sequence[dict[str, Any]],
+    schemas: Sequence[str],
+    form: CallForm,
+    thought: Thought | None,
+    parallel: int,
+    calls: str,
 ) -> dict[str, str]:
     """Rules of an answer that is plain text or calls: what begins like a call is one, as is what the tag opens."""
     names = [tool["function"]["name"] for tool in tools]
     openers = form.openers(len(set(names)))
-    spelled, rules = opener_rules(names, [*map(arguments_schema, tools)], form.loose_key or "", openers, parallel)
+    spelled, rules = opener_rules(names, schemas, form.loose_key or "", openers, parallel)
     begins = [heads_pattern(names, openers)] if openers else []
     begins += [literal_pattern(form.opener)] if not (form.opens_anywhere or openers) else []
     begins += [rf"\n*{literal_pattern(thought.opener)}"] if thought and thought.opener else []

@@ -112,7 +112,8 @@ class Grammar:
         Args:
             tools: OpenAI tool dicts; may be empty where ``final`` or ``thought`` says what an answer is.
             required: whether an answer must be a call. If not, free text turns into a call where the opener is
-                written; from there on only a valid call is legal.
+                written, and an answer that begins with one in another spelling (``agentspec.openers``) is one: from
+                there on only a valid call is legal.
             parallel: the most calls in one answer.
             final: JSON Schema of an answer that is no call, in place of free text; closed like parameters.
             form: how a call is written.

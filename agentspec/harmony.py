@@ -73,8 +73,10 @@ class HarmonyForm(CallForm):
             "final": f"{self.literal(f'{CHANNEL}final')} {mark} {spoken}",
             **self._calls(tools),
         }
-        steps = "thought? preamble?" if is_budgeted else "(thought | preamble)*" if thought else "preamble*"
         begun = "" if thought is None or thought.opener else "body next "
+        steps = "(thought | preamble)*" if thought else "preamble*"
+        if is_budgeted:  # of one thought
+            steps = "preamble?" if begun else "thought? preamble?"
         ends = [*(["call"] if tools else []), *([] if tools and required else ["final"])]
         rules["start"] = f"{begun}{steps} ({' | '.join(ends)})"
         return "".join(f"{name}: {rule}\n" for name, rule in rules.items())

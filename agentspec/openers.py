@@ -8,12 +8,12 @@ parser (``find_opener``).
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from agentspec.schema_tools import in_json_form, to_json
+from agentspec.schema_tools import to_json
 
 BLANKS = " \t\r\n"
 """White space of JSON."""
@@ -24,7 +24,12 @@ _ANY_BLANKS = r"[ \t\r\n]*"
 _SPACE = r"[ \t]{0,8}(\r?\n[ \t]{0,80})?"
 """Inside a call: one line break and an indent at most, so that no model loops in white space."""
 
-_LOOSE_FORM = {"whitespace_flexible": True, "whitespace_pattern": _SPACE}
+_LOOSE_FORM = {
+    "item_separator": ",",
+    "key_separator": ":",
+    "whitespace_flexible": True,
+    "whitespace_pattern": _SPACE,
+}
 
 
 @dataclass(frozen=True)
@@ -63,59 +68,76 @@ def openers_for(count: int) -> tuple[Opener, ...]:
 
 def heads_pattern(names: Collection[str], openers: Sequence[Opener]) -> str:
     """Return a regular expression of every text from which on an answer is a call."""
-    known = "|".join(literal_pattern(to_json(name)) for name in names)
-    return "|".join(_head_pattern(opener, f"({known})") for opener in openers)
+    leads = "|".join(map(_lead_pattern, openers))
+    return f"({leads})({'|'.join(map(_name_pattern, names))})"
 
 
 def opener_rules(
-    names: Sequence[str], arguments: Sequence[Any], key: str, openers: Sequence[Opener], parallel: int
+    names: Sequence[str], arguments: Sequence[str], key: str, openers: Sequence[Opener], parallel: int
 ) -> tuple[list[str], dict[str, str]]:
     """Return the alternatives of an answer that is made of calls in these openers, and their Lark rules.
 
     Args:
         names: of the tools.
-        arguments: their schemas; the rule ``args_<index>`` writes one in the form of ``in_json_form``.
+        arguments: their schemas as ``in_json_form`` gives them; the rule ``args_<index>`` writes one.
         key: of a call's arguments.
         openers: to take in.
         parallel: the most calls in one answer.
     """
+    if not openers:
+        return [], {}
+    quoted = to_json(key)
     rules = {
-        "LOOSE": f"/{_SPACE},{_SPACE}{literal_pattern(to_json(key))}{_SPACE}:{_SPACE}/ & "
-        f"~/{literal_pattern(f', {to_json(key)}: ')}/",
+        "LOOSE": f"/{_SPACE},{_SPACE}{literal_pattern(quoted)}{_SPACE}:{_SPACE}/ & "
+        f"~/{literal_pattern(f', {quoted}: ')}/",
         "BRACE": f"/{_SPACE}\\}}/",
         "COMMA": f"/{_SPACE},{_SPACE}/",
         "LINE": r"/[ \t]{0,8}\r?\n([ \t]{0,80}\r?\n)?[ \t]{0,80}/",
         "object": " | ".join(f"object_{index}" for index in range(len(names))),
     }
-    for index, (name, schema) in enumerate(zip(names, arguments, strict=True)):
+    values = [_name_pattern(name) for name in names]
+    fixed, begin = to_json(f", {quoted}: "), _object_pattern(_SPACE)
+    for index, (value, schema) in enumerate(zip(values, arguments, strict=True)):
         rules |= {
-            f"loose_{index}": f"%json {to_json({**json.loads(in_json_form(schema)), 'x-guidance': _LOOSE_FORM})}",
-            f"rest_{index}": f'{to_json(f", {to_json(key)}: ")} args_{index} "}}" | LOOSE loose_{index} BRACE',
-            f"object_{index}": f"/{_object_pattern(_SPACE, literal_pattern(to_json(name)))}/ rest_{index}",
+            f"loose_{index}": f"%json {_loose(schema)}",
+            f"rest_{index}": f'{fixed} args_{index} "}}" | LOOSE loose_{index} BRACE',
+            f"object_{index}": f"/{begin}{value}/ rest_{index}",
         }
     answers = []
     for at, opener in enumerate(openers):
-        heads = (_head_pattern(opener, literal_pattern(to_json(name))) for name in names)
-        rules[f"first_{at}"] = " | ".join(f"/{head}/ rest_{index}" for index, head in enumerate(heads))
+        lead = _lead_pattern(opener)
+        rules[f"first_{at}"] = " | ".join(f"/{lead}{value}/ rest_{index}" for index, value in enumerate(values))
         more = f" ({'COMMA' if opener.is_list else 'LINE'} object){{0,{parallel - 1}}}" if parallel > 1 else ""
         # Another call may follow a line break; so may nothing.
         answers.append(f"first_{at}{more} {_close(opener)} {'LINE?' if parallel > 1 else ''}".strip())
     return answers, rules
 
 
+def _loose(schema: str) -> str:
+    """A schema as ``in_json_form`` gives it, its instances with white space of their own."""
+    known = json.loads(schema)
+    return to_json({**known, "x-guidance": {**known.get("x-guidance", {}), **_LOOSE_FORM}})
+
+
+@functools.lru_cache(maxsize=4096)
 def literal_pattern(text: str) -> str:
     """Return a literal text as part of a regular expression of Lark."""
     return "".join(c if c.isalnum() or c == "_" or not c.isascii() else f"\\x{ord(c):02X}" for c in text)
 
 
-def _head_pattern(opener: Opener, name: str) -> str:
-    lead = "|".join(map(literal_pattern, opener.leads))
+def _name_pattern(name: str) -> str:
+    return literal_pattern(to_json(name))
+
+
+def _lead_pattern(opener: Opener) -> str:
+    """Everything up to the value of the first name."""
     bracket = r"\[" + _ANY_BLANKS if opener.is_list else ""
-    return f"{_ANY_BLANKS}({lead}){_ANY_BLANKS}{bracket}{_object_pattern(_ANY_BLANKS, name)}"
+    leads = "|".join(map(literal_pattern, opener.leads))
+    return f"{_ANY_BLANKS}({leads}){_ANY_BLANKS}{bracket}{_object_pattern(_ANY_BLANKS)}"
 
 
-def _object_pattern(blanks: str, name: str) -> str:
-    return blanks.join((r"\{", '"name"', ":", name))
+def _object_pattern(blanks: str) -> str:
+    return blanks.join((r"\{", '"name"', ":", ""))
 
 
 def _close(opener: Opener) -> str:

@@ -160,7 +160,8 @@ class ChatFormat:
             required: whether one must be.
             parallel: the most calls in one answer, where the dialect has several.
             final: JSON Schema of an answer that is no call; None for free text, which turns into a call where the
-                opener is written: from there on only a valid call is legal.
+                opener is written, or where it begins with a call in another spelling: from there on only a valid call
+                is legal.
             thought: that goes before the answer.
             thinking_budget: the most tokens of it; None for no limit.
 

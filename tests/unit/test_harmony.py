@@ -188,6 +188,12 @@ def test_a_budget_ends_the_one_thought_that_there_may_be(budget: int) -> None:
     made = started(thinking_budget=budget)
     assert walked(made, YES)
     assert made.is_complete()
+    chat, _, grammars = speaking()
+    opened = chat.thought(known.encode("<|start|>assistant<|channel|>analysis<|message|>"))
+    made = begin(chat.answer_grammar(TOOLS, thought=opened, thinking_budget=budget), grammars, known)  # type: ignore[arg-type]
+    assert all(made.advance(token) for token in words[:budget])
+    assert walked(made, "<|end|><|start|>assistant")
+    assert not walked(made, "<|channel|>analysis<|message|>")
 
 
 def test_a_thought_that_the_prompt_has_opened_goes_on() -> None:
@@ -234,7 +240,7 @@ def test_a_call_cut_short_is_kept_as_it_is(header: str, lead: str) -> None:
         for call in calls:
             assert "get_weather".startswith(call.name)
             assert call.arguments
-            assert cut.endswith(call.arguments)
+            assert call.arguments.removeprefix("assistant") == cut[len(lead) :]
 
 
 @pytest.mark.parametrize("text", ["Hello.", " to the point", "{}", "<b>", "<|", " "])

@@ -182,7 +182,8 @@ def answers(
     thought: Thought | None,
 ) -> str:
     """The Lark grammar of an assistant's answers; see ``Grammar.tools``."""
-    rules = dict(_tool_rules(tools, form))
+    are_objects = form.object_keys is not None and final is not None and not required
+    rules = {} if are_objects else dict(_tool_rules(tools, form))
     calls = f"calls {form.literal(form.end)}".strip()
     count = parallel if form.between is not None else 1
     if rules:

@@ -103,8 +103,11 @@ def _part(rng: random.Random, depth: int, references: list[str]) -> Any:
     return _schema(rng, depth, references) if rng.random() < 0.4 else _object(rng, depth, references)
 
 
-def parts(schema: Any, root: Any) -> list[dict[str, Any]]:
-    """All schemas that speak of the same value as a schema does; without a root, those that stand in it."""
+def parts(schema: Any, root: Any, rng: random.Random | None = None) -> list[dict[str, Any]]:
+    """All schemas that speak of the same value as a schema does; without a root, those that stand in it.
+
+    With a source of chance, one member of each union.
+    """
     found: list[dict[str, Any]] = []
     left, seen = [schema], set()
     while left:
@@ -112,7 +115,9 @@ def parts(schema: Any, root: Any) -> list[dict[str, Any]]:
         if not isinstance(part, dict):
             continue
         found.append(part)
-        left += [inner for path, inner in subschemas(part) if path[0] in IN_PLACE]
+        chosen = {k: rng.randrange(len(part[k])) for k in ("anyOf", "oneOf") if rng and part.get(k)}
+        inner = [(path, said) for path, said in subschemas(part) if path[0] in IN_PLACE]
+        left += [said for path, said in inner if path[-1] == chosen.get(str(path[0]), path[-1])]
         if root is not None and "$ref" in part and part["$ref"] not in seen:
             seen.add(part["$ref"])
             left.append(target(root, part["$ref"]))
@@ -121,7 +126,7 @@ def parts(schema: Any, root: Any) -> list[dict[str, Any]]:
 
 def random_value(rng: random.Random, schema: Any, root: Any, depth: int = 4) -> Any:
     """A value that may be an instance of a schema."""
-    together = parts(schema, root)
+    together = parts(schema, root, rng if rng.random() < 0.6 else None)
     fixed = [v for part in together for v in (*part.get("enum", ()), *([part["const"]] if "const" in part else ()))]
     if fixed and rng.random() < 0.7:
         return rng.choice(fixed)

@@ -20,6 +20,7 @@ from agentspec.constraints.walk import Walk
 from agentspec.errors import GrammarError
 from agentspec.grammar import Grammar
 from agentspec.sequence import Matcher
+from agentspec.spelling import spell
 
 __all__ = [
     "GRAMMAR_ENGINES",
@@ -102,5 +103,5 @@ def begin(grammar: Grammar, grammars: GrammarCompiler, tokenizer: Any) -> Matche
     matcher = grammars.matcher(grammar)
     if grammar.thinking is None:
         return matcher
-    closing = tokenizer.encode(grammar.thinking.closing, add_special_tokens=False)
+    closing = spell(tokenizer, grammar.thinking.closing)
     return BudgetedMatcher(matcher, grammar.thinking, closing, tokenizer.decode)

@@ -22,6 +22,7 @@ STOREYS = [
         "agentspec.values",
         "agentspec.visible",
         "agentspec.tokens",
+        "agentspec.spelling",
         "agentspec.stats",
         "agentspec.folders",
         "agentspec.cache",

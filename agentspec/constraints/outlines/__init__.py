@@ -21,6 +21,7 @@ import torch
 from agentspec.cache import DiskCache
 from agentspec.constraints.outlines.automaton import Automaton, build
 from agentspec.constraints.outlines.json_regex import json_regex
+from agentspec.constraints.outlines.pattern import plain_pattern
 from agentspec.constraints.outlines.text import literal
 from agentspec.constraints.outlines.vocabulary import TokenTrie
 from agentspec.errors import CacheError, GrammarError, TokenizerError
@@ -115,10 +116,10 @@ def _default_cache() -> DiskCache | None:
 
 
 def _regex(source: str) -> str:
-    # A text is matched from its beginning to its end, whatever it says about that itself.
-    for anchor in ("^", r"\A"):
-        source = source.removeprefix(anchor)
-    return source
+    try:
+        return plain_pattern(source).regex
+    except ValueError as error:
+        raise GrammarError(f"The outlines engine does not read {error}.") from error
 
 
 def _choice(source: str) -> str:

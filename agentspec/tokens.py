@@ -126,7 +126,8 @@ def _step(decoder: dict[str, Any]) -> _Step | None:
         return functools.partial(_replaced, decoder["replacement"], " ")
     if kind == "Strip":
         return functools.partial(_stripped, decoder)
-    return {"ByteLevel": _byte_level, "ByteFallback": _byte_fallback, "Fuse": str}.get(kind)
+    others: dict[str, _Step] = {"ByteLevel": _byte_level, "ByteFallback": _byte_fallback, "Fuse": str}
+    return others.get(kind)
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import json
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol, get_args
 
@@ -19,6 +20,8 @@ from agentspec.constraints.thinking import BudgetedMatcher
 from agentspec.constraints.walk import Walk
 from agentspec.errors import GrammarError
 from agentspec.grammar import Grammar
+from agentspec.leniency import expressible, left_open
+from agentspec.schema_tools import arguments_schema, closed, in_json_form, to_json
 from agentspec.sequence import Matcher
 from agentspec.spelling import spell
 
@@ -32,6 +35,8 @@ __all__ = [
     "Walk",
     "begin",
     "compiler",
+    "expressible_parameters",
+    "inexpressible_parts",
 ]
 
 
@@ -92,6 +97,34 @@ class AutoCompiler:
             except GrammarError as error:
                 reasons.append(f"{name}: {error}")
         raise GrammarError("No grammar engine can express this grammar. " + " ".join(reasons))
+
+
+def expressible_parameters(tool: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the parameters of a tool as a grammar of calls can express them, and what these lack.
+
+    Args:
+        tool: an OpenAI tool dict.
+    """
+    parameters = tool["function"].get("parameters") or {}
+    lenient, left_out = _expressible(to_json(arguments_schema({"function": {"parameters": parameters}})))
+    return (left_open(json.loads(lenient)) if left_out else parameters), left_out
+
+
+def inexpressible_parts(schema: dict[str, Any] | bool) -> tuple[str, ...]:
+    """Return which keywords of a schema no grammar beside tools or thoughts can express, and where they stand."""
+    return _expressible(to_json(closed(schema)))[1]
+
+
+@functools.lru_cache(maxsize=1024)  # agents send the same tools at every step
+def _expressible(source: str) -> tuple[str, tuple[str, ...]]:
+    why_inexpressible = importlib.import_module(f"{__name__}.llguidance").why_inexpressible
+
+    def why_not(tried: Any) -> str | None:
+        reason: str | None = why_inexpressible(in_json_form(tried))
+        return reason
+
+    schema, left_out = expressible(json.loads(source), why_not)
+    return to_json(schema), left_out
 
 
 def begin(grammar: Grammar, grammars: GrammarCompiler, tokenizer: Any) -> Matcher:

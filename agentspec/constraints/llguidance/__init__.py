@@ -12,8 +12,9 @@ from llguidance import TokenizerWrapper
 
 from agentspec.errors import GrammarError, TokenizerError
 from agentspec.grammar import Grammar, Kind
+from agentspec.leniency import expressible
 from agentspec.masks import TokenMask
-from agentspec.schema_tools import JSON_FORM, checked, to_json, without_unknown_formats
+from agentspec.schema_tools import JSON_FORM, checked, in_json_form, to_json, without_unknown_formats
 from agentspec.sequence import Matcher
 from agentspec.spelling import Spelling
 from agentspec.tokens import named_bytes, token_bytes
@@ -58,6 +59,12 @@ class Compiler:
         return matcher
 
 
+def why_inexpressible(schema: str) -> str | None:
+    """Return why a schema in our JSON form (``in_json_form``) is no grammar; None where it is one."""
+    message = llguidance.LLMatcher.validate_grammar(f"start: %json {schema}")
+    return message.split("\n<state>")[0].strip() or None
+
+
 def _choice(source: str) -> str:
     return llguidance.LLMatcher.grammar_from_lark(f"start: {' | '.join(map(to_json, json.loads(source)))}")
 
@@ -66,7 +73,9 @@ def _json_schema(grammar: Grammar) -> str:
     schema = checked(json.loads(grammar.source))
     if schema is False:
         raise ValueError("no value satisfies the schema `false`")
-    options: Any = {**JSON_FORM, "lenient": grammar.lenient}  # llguidance's own type for them is private
+    if grammar.lenient:
+        schema, _ = expressible(schema, lambda tried: why_inexpressible(in_json_form(tried)))
+    options: Any = JSON_FORM  # llguidance's own type for them is private
     known = to_json({} if schema is True else without_unknown_formats(schema))
     return llguidance.LLMatcher.grammar_from_json_schema(known, overrides=options)
 

@@ -26,7 +26,9 @@ from agentspec.constraints.outlines.text import literal
 from agentspec.constraints.outlines.vocabulary import TokenTrie
 from agentspec.errors import CacheError, GrammarError, TokenizerError
 from agentspec.grammar import Grammar
+from agentspec.leniency import expressible
 from agentspec.masks import TokenMask
+from agentspec.schema_tools import to_json
 from agentspec.sequence import Matcher
 from agentspec.tokens import token_bytes
 
@@ -99,7 +101,8 @@ class Compiler:
                 f"The outlines engine has no grammars of the kind {grammar.kind!r}, only {', '.join(_REGEXES)}; "
                 "llguidance has."
             )
-        made = Compiled(build(_REGEXES[grammar.kind](grammar.source), self._cache), self._written, self._trie)
+        source = _lenient(grammar.source) if grammar.lenient and grammar.kind == "json_schema" else grammar.source
+        made = Compiled(build(_REGEXES[grammar.kind](source), self._cache), self._written, self._trie)
         if not made.automaton.finals[_FIRST] and made.legal(_FIRST).is_empty:
             raise GrammarError(f"The {grammar.kind} grammar has no first token in this vocabulary; nothing matches it.")
         return made
@@ -113,6 +116,19 @@ def _default_cache() -> DiskCache | None:
         return DiskCache()
     except CacheError:  # somebody else's folder: compiling again is slower, and safe
         return None
+
+
+def _lenient(source: str) -> str:
+    """A schema without what is not built of it."""
+    return to_json(expressible(json.loads(source), _why_not_built)[0])
+
+
+def _why_not_built(schema: Any) -> str | None:
+    try:
+        json_regex(schema)
+    except GrammarError as error:
+        return str(error)
+    return None
 
 
 def _regex(source: str) -> str:

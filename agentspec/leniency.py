@@ -64,19 +64,31 @@ def _expressible(schema: Any, why_not: Callable[[Any], str | None]) -> tuple[Any
     return _by_properties(schema, why_not)
 
 
+def repeatable(schema: Any, path: Path = ()) -> Iterator[str]:
+    """Yield the places where a key that is written twice, and counts once, would pass for two."""
+    if not isinstance(schema, dict):
+        return
+    count, others = schema.get("minProperties"), schema.get("additionalProperties", True)
+    is_open = others is not False or bool(schema.get("patternProperties"))
+    if isinstance(count, int | float) and count > 1 and is_open:
+        yield f"repeated keys at {_pointer(path)}"
+    for keyword, inner, step in inner_schemas(schema):
+        yield from repeatable(inner, (*path, keyword, *step))
+
+
 def left_open(schema: Any) -> Any:
     """Return a schema whose objects say that they may hold other properties, where they do not say it."""
     if not isinstance(schema, dict):
         return schema
     opened = schema.copy()
-    for keyword, inner, step in _inner(schema):
-        _put(opened, keyword, step, left_open(inner))
+    for keyword, inner, step in inner_schemas(schema):
+        put(opened, keyword, step, left_open(inner))
     if schema.get("type") == "object" or "properties" in schema:
         opened.setdefault("additionalProperties", True)
     return opened
 
 
-def _put(schema: dict[str, Any], keyword: str, step: Path, inner: Any) -> None:
+def put(schema: dict[str, Any], keyword: str, step: Path, inner: Any) -> None:
     """Put a schema in the place of another, in a copy of what holds it."""
     if not step:
         schema[keyword] = inner
@@ -136,11 +148,11 @@ def _parts(schema: Any, path: Path) -> Iterator[_Part]:
         if keyword not in _KEPT and keyword not in seen:
             yield _Part(path, tuple(name for name in group if name in schema))
             seen |= set(group)
-    for keyword, inner, step in _inner(schema):
+    for keyword, inner, step in inner_schemas(schema):
         yield from _parts(inner, (*path, keyword, *step))
 
 
-def _inner(schema: dict[str, Any]) -> Iterator[tuple[str, Any, Path]]:
+def inner_schemas(schema: dict[str, Any]) -> Iterator[tuple[str, Any, Path]]:
     """The schemas within a schema: under which keyword, and where there."""
     for keyword, said in schema.items():
         if keyword in _OF_SCHEMAS and isinstance(said, dict):
@@ -165,9 +177,9 @@ def _copied(schema: Any, path: Path, left_out: dict[Path, set[str]]) -> Any:
     copied = {keyword: said for keyword, said in schema.items() if keyword not in missing}
     if "oneOf" in missing and "anyOf" not in schema:
         copied["anyOf"] = schema["oneOf"]  # one of them at least
-    for keyword, inner, step in list(_inner(copied)):
+    for keyword, inner, step in list(inner_schemas(copied)):
         origin = "oneOf" if keyword == "anyOf" and "oneOf" in missing and "anyOf" not in schema else keyword
-        _put(copied, keyword, step, _copied(inner, (*path, origin, *step), left_out))
+        put(copied, keyword, step, _copied(inner, (*path, origin, *step), left_out))
     return copied
 
 

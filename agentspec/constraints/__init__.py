@@ -20,7 +20,7 @@ from agentspec.constraints.thinking import BudgetedMatcher
 from agentspec.constraints.walk import Walk
 from agentspec.errors import GrammarError
 from agentspec.grammar import Grammar
-from agentspec.leniency import expressible, left_open
+from agentspec.leniency import expressible, left_open, repeatable
 from agentspec.schema_tools import arguments_schema, closed, in_json_form, to_json
 from agentspec.sequence import Matcher
 from agentspec.spelling import spell
@@ -106,7 +106,9 @@ def expressible_parameters(tool: Mapping[str, Any]) -> tuple[dict[str, Any], tup
         tool: an OpenAI tool dict.
     """
     parameters = tool["function"].get("parameters") or {}
-    lenient, left_out = _expressible(to_json(arguments_schema({"function": {"parameters": parameters}})))
+    arguments = arguments_schema({"function": {"parameters": parameters}})
+    lenient, left_out = _expressible(to_json(arguments))
+    left_out = (*left_out, *repeatable(arguments))
     return (left_open(json.loads(lenient)) if left_out else parameters), left_out
 
 

@@ -17,6 +17,7 @@ from agentspec.masks import TokenMask
 from agentspec.schema_tools import JSON_FORM, checked, in_json_form, to_json, without_unknown_formats
 from agentspec.sequence import Matcher
 from agentspec.spelling import Spelling
+from agentspec.tightening import tightened
 from agentspec.tokens import named_bytes, token_bytes
 
 _TEXTS = 4096  # of those that a grammar forces; how they are cut is kept
@@ -76,7 +77,7 @@ def _json_schema(grammar: Grammar) -> str:
     if grammar.lenient:
         schema, _ = expressible(schema, lambda tried: why_inexpressible(in_json_form(tried)))
     options: Any = JSON_FORM  # llguidance's own type for them is private
-    known = to_json({} if schema is True else without_unknown_formats(schema))
+    known = to_json({} if schema is True else tightened(without_unknown_formats(schema)))
     return llguidance.LLMatcher.grammar_from_json_schema(known, overrides=options)
 
 

@@ -7,7 +7,7 @@ import datetime
 import re
 from collections.abc import Callable
 
-from agentspec import ecma
+from agentspec.ecma import compiled
 
 _DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)", re.ASCII)
 _TIME = re.compile(r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d+)?(?:[Zz]|[+-](?:[01]\d|2[0-3]):[0-5]\d)", re.ASCII)
@@ -32,7 +32,7 @@ def _is_date_time(text: str) -> bool:
 
 def _is_regex(text: str) -> bool:
     with contextlib.suppress(ValueError):
-        return bool(ecma.compiled(text))
+        return bool(compiled(text))
     return False
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Any
 
-from agentspec import ecma
+from agentspec.ecma import matches
 from agentspec.errors import GrammarError
 from agentspec.formats import CHECKS
 from agentspec.job import Delta
@@ -131,7 +131,7 @@ def _of_strings(check: Callable[[str], bool]) -> Callable[[object], bool]:
 
 
 def _pattern(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[Any]:
-    if validator.is_type(value, "string") and not ecma.matches(pattern, value):
+    if validator.is_type(value, "string") and not matches(pattern, value):
         yield _problem(f"{value!r} does not match {pattern!r}")
 
 
@@ -139,7 +139,7 @@ def _pattern_properties(validator: Any, patterns: Any, value: Any, schema: Any) 
     if validator.is_type(value, "object"):
         for pattern, said in patterns.items():
             for name, part in value.items():
-                if ecma.matches(pattern, name):
+                if matches(pattern, name):
                     yield from validator.descend(part, said, path=name, schema_path=pattern)
 
 
@@ -148,7 +148,7 @@ def _additional_properties(validator: Any, said: Any, value: Any, schema: Any) -
         return
     patterns = schema.get("patternProperties", {})
     named = schema.get("properties", {})
-    others = [name for name in value if name not in named and not any(ecma.matches(p, name) for p in patterns)]
+    others = [name for name in value if name not in named and not any(matches(p, name) for p in patterns)]
     if said is False and others:
         yield _problem(f"additional properties are not allowed: {', '.join(map(repr, others))}")
     elif said is not False:

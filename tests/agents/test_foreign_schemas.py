@@ -73,7 +73,7 @@ PLAIN = tool("plain", **field({"type": "integer"}))
 
 
 def chat(says: str, tools: list[dict[str, Any]], **settings: Any) -> tuple[Any, Any]:
-    engine, model = answering([(r"", says)])
+    engine, _ = answering([(r"", says)])
     return engine, ChatAgentSpec(engine=engine, max_tokens=120, **settings).bind_tools([PLAIN, *tools])
 
 
@@ -90,12 +90,17 @@ def test_a_call_that_the_schema_refuses_is_an_invalid_call_with_the_reason(name:
     parameters, left_out, good, bad = SCHEMAS[name]
     tools = [tool("foreign", **parameters)]
     fine, refused = ask(call("foreign", good), tools), ask(call("foreign", bad), tools)
-    assert [made["name"] for made in fine.tool_calls] == ["foreign"] and not fine.invalid_tool_calls
+    assert [made["name"] for made in fine.tool_calls] == ["foreign"]
+    assert not fine.invalid_tool_calls
     assert fine.response_metadata["finish_reason"] == "tool_calls"
-    assert not refused.tool_calls and refused.response_metadata["finish_reason"] == "stop"
+    assert not refused.tool_calls
+    assert refused.response_metadata["finish_reason"] == "stop"
     [made] = refused.invalid_tool_calls
-    assert made["name"] == "foreign" and made["args"] == bad and made["id"]
-    assert made["error"] and "$" in made["error"]
+    assert made["name"] == "foreign"
+    assert made["args"] == bad
+    assert made["id"]
+    assert made["error"]
+    assert "$" in made["error"]
     for message in (fine, refused):
         [stated] = message.response_metadata["agentspec"]["checked_tools"]
         assert stated["name"] == "foreign"
@@ -116,7 +121,8 @@ def test_what_can_be_expressed_of_such_a_schema_is_enforced() -> None:
     items = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "maxItems": 2}
     message = ask(call("foreign", '{"x": "ab"}'), [tool("foreign", **field(items))])
     made = [*message.tool_calls, *message.invalid_tool_calls]
-    assert '"ab"' not in str(made) and made[0]["name"] == "foreign"
+    assert '"ab"' not in str(made)
+    assert made[0]["name"] == "foreign"
 
 
 def test_the_other_tools_stay_enforced_and_unmarked() -> None:
@@ -138,7 +144,8 @@ def test_streams_and_samples_are_checked_too() -> None:
         [made] = whole.invalid_tool_calls
         assert list(whole.response_metadata["agentspec"]["invalid_calls"]) == [made["id"]]
         result = bound.bind(n=3, temperature=1.0, seed=1).invoke("Go on.")
-        assert not result.tool_calls and result.invalid_tool_calls[0]["error"]
+        assert not result.tool_calls
+        assert result.invalid_tool_calls[0]["error"]
         both = bound.bind(parallel_tool_calls=True)
         assert both.invoke("Go on.").invalid_tool_calls[0]["error"]
     finally:
@@ -150,7 +157,8 @@ async def test_an_event_loop_gets_the_same() -> None:
     try:
         assert (await bound.ainvoke("Go on.")).invalid_tool_calls[0]["error"].startswith("$.x")
         chunks = [chunk async for chunk in bound.astream("Go on.")]
-        assert not chunks[-1].tool_calls and chunks[-1].invalid_tool_calls[0]["error"]
+        assert not chunks[-1].tool_calls
+        assert chunks[-1].invalid_tool_calls[0]["error"]
     finally:
         engine.close()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import foreign_tokenizers as foreign
 import pytest
 import torch

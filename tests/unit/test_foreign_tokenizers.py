@@ -1,4 +1,4 @@
-"""Grammars over every normalizer, pre-tokenizer and model of tokenizers: texts are in the language, all are reachable."""
+"""Grammars over every normalizer, pre-tokenizer and model of tokenizers: all texts of a language, and no others."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 from tokenizers import decoders
 
 from agentspec import Grammar
-from agentspec.constraints import begin, compiler
 from agentspec.calls import Thought
+from agentspec.constraints import begin, compiler
 from agentspec.errors import GrammarError, TokenizerError
 from agentspec.sequence import Matcher
 from agentspec.spelling import Spelling, spell
@@ -173,7 +173,8 @@ def test_the_closing_of_a_thought_is_written_exactly(name: str) -> None:
         ids.append(random.Random(len(ids)).choice(matcher.allowed().tensor().nonzero().flatten().tolist()))
         assert matcher.advance(ids[-1])
     text = exact_decoder(tokenizer, skip_special_tokens=True)(ids)
-    assert text.endswith("\n</think>") and not text.endswith(" \n</think>")
+    assert text.endswith("\n</think>")
+    assert not text.endswith(" \n</think>")
 
 
 def test_names_of_special_tokens_are_their_ids_in_a_closing() -> None:
@@ -235,4 +236,5 @@ def test_ids_beyond_the_tokenizers_are_never_legal(engine: str) -> None:
     tokenizer = foreign.make("bpe", "none", "none")
     size = len(tokenizer)
     legal = compiler(tokenizer, size + 9, engine).matcher(Grammar.regex("(.|\\n)*")).allowed().tensor()
-    assert legal[: size - 1].any() and not legal[size:].any()
+    assert legal[: size - 1].any()
+    assert not legal[size:].any()

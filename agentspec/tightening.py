@@ -29,8 +29,8 @@ _CLASS = re.compile(r"\\.|\[\^(?P<members>(?:\\.|[^\]\\])+)\]", re.DOTALL)
 def tightened(schema: Any) -> Any:
     """Return a schema that holds an engine to the calendar, and to keys that are written in one way.
 
-    Engines let a key that no property declares be written with escapes (``"\\\\u0061"``), so that it may spell a declared
-    one. In the strings of a pattern they do not.
+    llguidance lets a key that no property declares be written with escapes (``"\\u0061"``), so that it may spell one
+    that is declared. In the strings of a pattern it does not.
     """
     if not isinstance(schema, dict):
         return schema

@@ -106,10 +106,15 @@ def expressible_parameters(tool: Mapping[str, Any]) -> tuple[dict[str, Any], tup
         tool: an OpenAI tool dict.
     """
     parameters = tool["function"].get("parameters") or {}
-    arguments = arguments_schema({"function": {"parameters": parameters}})
+    lenient, left_out = _expressible_parameters(to_json(parameters))
+    return (json.loads(lenient) if left_out else parameters), left_out
+
+
+@functools.lru_cache(maxsize=1024)  # agents send the same tools at every step
+def _expressible_parameters(source: str) -> tuple[str, tuple[str, ...]]:
+    arguments = arguments_schema({"function": {"parameters": json.loads(source)}})
     lenient, left_out = _expressible(to_json(arguments))
-    left_out = (*left_out, *repeatable(arguments))
-    return (left_open(json.loads(lenient)) if left_out else parameters), left_out
+    return to_json(left_open(json.loads(lenient))), (*left_out, *repeatable(arguments))
 
 
 def inexpressible_parts(schema: dict[str, Any] | bool) -> tuple[str, ...]:
@@ -117,7 +122,7 @@ def inexpressible_parts(schema: dict[str, Any] | bool) -> tuple[str, ...]:
     return _expressible(to_json(closed(schema)))[1]
 
 
-@functools.lru_cache(maxsize=1024)  # agents send the same tools at every step
+@functools.lru_cache(maxsize=1024)
 def _expressible(source: str) -> tuple[str, tuple[str, ...]]:
     why_inexpressible = importlib.import_module(f"{__name__}.llguidance").why_inexpressible
 

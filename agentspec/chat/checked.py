@@ -12,6 +12,7 @@ from typing import Any
 from agentspec.chat.pieces import Parser, Piece, ToolCall
 from agentspec.constraints import expressible_parameters, inexpressible_parts
 from agentspec.errors import GrammarError
+from agentspec.schema_tools import checked as without_nulls
 from agentspec.schema_tools import to_json
 from agentspec.validation import unresolvable, validator, without_unresolvable
 
@@ -79,27 +80,13 @@ def check_expressible(schema: dict[str, Any] | bool) -> None:
 
 @functools.lru_cache(maxsize=1024)
 def _checked(name: str, parameters: str, left_out: tuple[str, ...]) -> CheckedTool:
-    schema = _without_nulls(json.loads(parameters))
+    schema = without_nulls(json.loads(parameters), f"The schema of the tool {name!r}")
     nowhere = unresolvable(schema)
     try:
         why_invalid = validator(to_json(without_unresolvable(schema, nowhere)))
     except GrammarError as error:
         raise GrammarError(f"The parameters of the tool {name!r} cannot be checked: {error}") from error
     return CheckedTool(name, left_out, tuple(f"$ref to {reference}" for reference in nowhere), why_invalid)
-
-
-def _without_nulls(schema: Any) -> Any:
-    """Keywords that are null, as some servers write what is absent, are absent."""
-    if isinstance(schema, list):
-        return [_without_nulls(part) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    values = ("const", "enum", "default", "examples")
-    return {
-        keyword: said if keyword in values else _without_nulls(said)
-        for keyword, said in schema.items()
-        if said is not None or keyword in values
-    }
 
 
 class CheckingParser:

@@ -28,6 +28,11 @@ class ToolCall:
     id: str | None = None
     invalid: str | None = None
 
+    @property
+    def is_valid(self) -> bool:
+        """Whether it is whole and nothing is wrong with it."""
+        return self.is_complete and self.invalid is None
+
 
 @dataclass(frozen=True)
 class Piece:

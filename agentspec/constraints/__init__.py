@@ -20,8 +20,8 @@ from agentspec.constraints.thinking import BudgetedMatcher
 from agentspec.constraints.walk import Walk
 from agentspec.errors import GrammarError
 from agentspec.grammar import Grammar
-from agentspec.leniency import expressible, left_open, repeatable
-from agentspec.schema_tools import arguments_schema, closed, in_json_form, to_json
+from agentspec.schema_tools import arguments_schema, checked, closed, in_json_form, to_json
+from agentspec.schema_tools.leniency import expressible, left_open, repeatable
 from agentspec.sequence import Matcher
 from agentspec.spelling import spell
 
@@ -104,22 +104,30 @@ def expressible_parameters(tool: Mapping[str, Any]) -> tuple[dict[str, Any], tup
 
     Args:
         tool: an OpenAI tool dict.
+
+    Raises:
+        GrammarError: for parameters that are no bounded JSON Schema; names the tool.
     """
-    parameters = tool["function"].get("parameters") or {}
-    lenient, left_out = _expressible_parameters(to_json(parameters))
+    function = tool["function"]
+    parameters = {} if function.get("parameters") is None else function["parameters"]
+    try:
+        source = to_json(parameters)
+    except (TypeError, ValueError, RecursionError):
+        source = to_json(arguments_schema({"function": function}))  # says what is wrong
+    lenient, left_out = _expressible_parameters(str(function.get("name")), source)
     return (json.loads(lenient) if left_out else parameters), left_out
 
 
 @functools.lru_cache(maxsize=1024)  # agents send the same tools at every step
-def _expressible_parameters(source: str) -> tuple[str, tuple[str, ...]]:
-    arguments = arguments_schema({"function": {"parameters": json.loads(source)}})
+def _expressible_parameters(name: str, source: str) -> tuple[str, tuple[str, ...]]:
+    arguments = arguments_schema({"function": {"name": name, "parameters": json.loads(source)}})
     lenient, left_out = _expressible(to_json(arguments))
     return to_json(left_open(json.loads(lenient))), (*left_out, *repeatable(arguments))
 
 
 def inexpressible_parts(schema: dict[str, Any] | bool) -> tuple[str, ...]:
     """Return which keywords of a schema no grammar beside tools or thoughts can express, and where they stand."""
-    return _expressible(to_json(closed(schema)))[1]
+    return _expressible(to_json(closed(checked(schema))))[1]
 
 
 @functools.lru_cache(maxsize=1024)

@@ -114,8 +114,10 @@ class ChunkMaker:
         if delta.finish_reason is None or delta.stats is None:
             return AIMessageChunk(content=piece.text, additional_kwargs=_thought(piece.reasoning))
         rest, calls = self._parser.finish() if self._parser else (Piece(), [])
-        self._content += rest.text + rest.reasoning + "".join(call.arguments for call in calls if call.is_complete)
-        return AIMessageChunk(
+        self._content += rest.text + rest.reasoning + "".join(call.arguments for call in calls if call.is_valid)
+        made = [_call_chunk(index, call) for index, call in enumerate(calls)]
+        reasons = {str(chunk["id"]): call.invalid for chunk, call in zip(made, calls, strict=True) if call.invalid}
+        last = AIMessageChunk(
             content=piece.text + rest.text,
             additional_kwargs=_thought(piece.reasoning + rest.reasoning),
             tool_call_chunks=made,
@@ -128,8 +130,15 @@ class ChunkMaker:
         last.invalid_tool_calls = _with_reasons(last)
         return last
 
-    def _metadata(self, finish_reason: str, stats: StepStats, invalid: str | None) -> dict[str, Any]:
-        told = {"token_ids": self._own_ids(self._text, self._tokens, self._content), "invalid": invalid}
+    def _metadata(
+        self, finish_reason: str, stats: StepStats, invalid: str | None, reasons: dict[str, str]
+    ) -> dict[str, Any]:
+        told = {
+            "token_ids": self._own_ids(self._text, self._tokens, self._content),
+            "invalid": invalid,
+            "checked_tools": [tool.to_dict() for tool in self._checked],
+            "invalid_calls": reasons,
+        }
         metadata: dict[str, Any] = {
             "finish_reason": finish_reason,
             "model_name": self._model_name,
@@ -194,7 +203,7 @@ def _call_chunk(index: int, call: ToolCall) -> ToolCallChunk:
 
 
 def _finish_reason(reason: FinishReason, calls: list[ToolCall]) -> str:
-    called = reason is FinishReason.STOP and any(call.is_complete and not call.invalid for call in calls)
+    called = reason is FinishReason.STOP and any(call.is_valid for call in calls)
     return str(FinishReason.TOOL_CALLS if called else reason)
 
 

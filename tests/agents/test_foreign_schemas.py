@@ -202,3 +202,17 @@ def test_a_final_schema_beside_tools_is_refused_by_the_name_of_the_keyword() -> 
 def test_parameters_that_are_no_schema_are_refused_with_the_name_of_the_tool() -> None:
     with pytest.raises(GrammarError, match=r"(?s)'broken'.*type"):
         ask("Hello.", [tool("broken", **field({"type": "text"}))])
+
+
+def test_null_keywords_of_a_checked_tool_are_absent() -> None:
+    parameters = {**SCHEMAS["unique"][0], "additionalProperties": None, "description": None}
+    message = ask(call("foreign", '{"x": [1, 1]}'), [tool("foreign", **parameters)])
+    assert "non-unique" in message.invalid_tool_calls[0]["error"]
+
+
+def test_parameters_beyond_the_bounds_are_refused_with_the_name_of_the_tool() -> None:
+    deep: dict[str, Any] = {"type": "integer"}
+    for _ in range(2000):
+        deep = {"type": "array", "items": deep}
+    with pytest.raises(GrammarError, match=r"'deep'.*levels"):
+        ask("Hello.", [tool("deep", **field(deep))])

@@ -15,10 +15,10 @@ from agentspec import Grammar
 from agentspec.constraints import compiler, expressible_parameters
 from agentspec.constraints.llguidance import why_inexpressible
 from agentspec.errors import GrammarError
-from agentspec.leniency import ALL_TRIES, expressible, left_open, repeatable
 from agentspec.schema_tools import in_json_form
+from agentspec.schema_tools.leniency import ALL_TRIES, expressible, left_open, repeatable
+from agentspec.schema_tools.tightening import other_than, tightened
 from agentspec.spelling import spell
-from agentspec.tightening import other_than, tightened
 from agentspec.validation import validator
 
 TOKENIZER = foreign.make("bpe-bytes", "none", "ByteLevel-False-True")

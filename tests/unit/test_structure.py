@@ -25,8 +25,6 @@ STOREYS = [
         "agentspec.spelling",
         "agentspec.ecma",
         "agentspec.formats",
-        "agentspec.leniency",
-        "agentspec.tightening",
         "agentspec.stats",
         "agentspec.folders",
         "agentspec.cache",

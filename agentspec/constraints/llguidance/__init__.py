@@ -12,12 +12,12 @@ from llguidance import TokenizerWrapper
 
 from agentspec.errors import GrammarError, TokenizerError
 from agentspec.grammar import Grammar, Kind
-from agentspec.leniency import expressible
 from agentspec.masks import TokenMask
 from agentspec.schema_tools import JSON_FORM, checked, in_json_form, to_json, without_unknown_formats
+from agentspec.schema_tools.leniency import expressible
+from agentspec.schema_tools.tightening import tightened
 from agentspec.sequence import Matcher
 from agentspec.spelling import Spelling
-from agentspec.tightening import tightened
 from agentspec.tokens import named_bytes, token_bytes
 
 _TEXTS = 4096  # of those that a grammar forces; how they are cut is kept

@@ -26,9 +26,9 @@ from agentspec.constraints.outlines.text import literal
 from agentspec.constraints.outlines.vocabulary import TokenTrie
 from agentspec.errors import CacheError, GrammarError, TokenizerError
 from agentspec.grammar import Grammar
-from agentspec.leniency import expressible
 from agentspec.masks import TokenMask
 from agentspec.schema_tools import to_json
+from agentspec.schema_tools.leniency import expressible
 from agentspec.sequence import Matcher
 from agentspec.tokens import token_bytes
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from agentspec.schema_tools.positions import DEFINITIONS, LISTS, Path, subschemas, with_subschemas
+
 TRIES = 64
 """Keywords of a schema, and properties, that are tried one by one; further ones are left out together."""
 
@@ -25,18 +27,17 @@ _KEPT = {
 }
 """Keywords that stay in the first try: the shape of a schema, and what asserts nothing."""
 
-_OF_SCHEMAS = ("properties", "$defs", "definitions", "patternProperties")
-_LISTS = ("anyOf", "allOf", "oneOf", "prefixItems")
-_SINGLE = ("items", "additionalProperties")
+_WALKED = ("properties", *DEFINITIONS, "patternProperties", *LISTS, "items", "additionalProperties")
+"""Keywords in whose schemas parts are looked for; from others a part goes with the keyword."""
 
-Path = tuple[str | int, ...]
+Steps = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
 class _Part:
     """Keywords of one place that are taken out together."""
 
-    path: Path
+    path: Steps
     keywords: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -64,7 +65,7 @@ def _expressible(schema: Any, why_not: Callable[[Any], str | None]) -> tuple[Any
     return _by_properties(schema, why_not)
 
 
-def repeatable(schema: Any, path: Path = ()) -> Iterator[str]:
+def repeatable(schema: Any, path: Steps = ()) -> Iterator[str]:
     """Yield the places where a key that is written twice, and counts once, would pass for two."""
     if not isinstance(schema, dict):
         return
@@ -72,29 +73,18 @@ def repeatable(schema: Any, path: Path = ()) -> Iterator[str]:
     is_open = others is not False or bool(schema.get("patternProperties"))
     if isinstance(count, int | float) and count > 1 and is_open:
         yield f"repeated keys at {_pointer(path)}"
-    for keyword, inner, step in inner_schemas(schema):
-        yield from repeatable(inner, (*path, keyword, *step))
+    for step, inner in subschemas(schema):
+        yield from repeatable(inner, (*path, *step))
 
 
 def left_open(schema: Any) -> Any:
     """Return a schema whose objects say that they may hold other properties, where they do not say it."""
     if not isinstance(schema, dict):
         return schema
-    opened = schema.copy()
-    for keyword, inner, step in inner_schemas(schema):
-        put(opened, keyword, step, left_open(inner))
+    opened = with_subschemas(schema, lambda _, part: left_open(part))
     if schema.get("type") == "object" or "properties" in schema:
         opened.setdefault("additionalProperties", True)
     return opened
-
-
-def put(schema: dict[str, Any], keyword: str, step: Path, inner: Any) -> None:
-    """Put a schema in the place of another, in a copy of what holds it."""
-    if not step:
-        schema[keyword] = inner
-        return
-    schema[keyword] = schema[keyword].copy()
-    schema[keyword][step[0]] = inner
 
 
 def _with_as_many(schema: Any, parts: list[_Part], why_not: Callable[[Any], str | None]) -> tuple[Any, tuple[str, ...]]:
@@ -138,7 +128,7 @@ def _below(text: str, name: str) -> str:
     return f"{what} at {_pointer(('properties', name))}{place}"
 
 
-def _parts(schema: Any, path: Path) -> Iterator[_Part]:
+def _parts(schema: Any, path: Steps) -> Iterator[_Part]:
     """What may be taken out, from the outside in."""
     if not isinstance(schema, dict):
         return
@@ -148,40 +138,33 @@ def _parts(schema: Any, path: Path) -> Iterator[_Part]:
         if keyword not in _KEPT and keyword not in seen:
             yield _Part(path, tuple(name for name in group if name in schema))
             seen |= set(group)
-    for keyword, inner, step in inner_schemas(schema):
-        yield from _parts(inner, (*path, keyword, *step))
-
-
-def inner_schemas(schema: dict[str, Any]) -> Iterator[tuple[str, Any, Path]]:
-    """The schemas within a schema: under which keyword, and where there."""
-    for keyword, said in schema.items():
-        if keyword in _OF_SCHEMAS and isinstance(said, dict):
-            yield from ((keyword, inner, (name,)) for name, inner in said.items())
-        elif (keyword in _LISTS or keyword == "items") and isinstance(said, list):
-            yield from ((keyword, inner, (number,)) for number, inner in enumerate(said))
-        elif keyword in _SINGLE:
-            yield keyword, said, ()
+    for step, inner in subschemas(schema):
+        if step[0] in _WALKED:
+            yield from _parts(inner, (*path, *step))
 
 
 def _without(schema: Any, parts: Collection[_Part]) -> Any:
-    by_place: dict[Path, set[str]] = {}
+    by_place: dict[Steps, set[str]] = {}
     for part in parts:
         by_place.setdefault(part.path, set()).update(part.keywords)
     return _copied(schema, (), by_place)
 
 
-def _copied(schema: Any, path: Path, left_out: dict[Path, set[str]]) -> Any:
+def _copied(schema: Any, path: Steps, left_out: dict[Steps, set[str]]) -> Any:
     if not isinstance(schema, dict):
         return schema
     missing = left_out.get(path, set())
     copied = {keyword: said for keyword, said in schema.items() if keyword not in missing}
-    if "oneOf" in missing and "anyOf" not in schema:
+    is_coerced = "oneOf" in missing and "anyOf" not in schema
+    if is_coerced:
         copied["anyOf"] = schema["oneOf"]  # one of them at least
-    for keyword, inner, step in list(inner_schemas(copied)):
-        origin = "oneOf" if keyword == "anyOf" and "oneOf" in missing and "anyOf" not in schema else keyword
-        put(copied, keyword, step, _copied(inner, (*path, origin, *step), left_out))
-    return copied
+
+    def inner(step: Path, part: Any) -> Any:
+        origin = ("oneOf", *step[1:]) if is_coerced and step[0] == "anyOf" else step
+        return _copied(part, (*path, *origin), left_out)
+
+    return with_subschemas(copied, inner)
 
 
-def _pointer(path: Path) -> str:
+def _pointer(path: Steps) -> str:
     return "/".join(["#", *(str(step).replace("~", "~0").replace("/", "~1") for step in path)])

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from agentspec.leniency import inner_schemas, put
+from agentspec.schema_tools.positions import Path, with_subschemas
 
 _YEAR = r"(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
 _LEAP = r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
@@ -34,10 +34,11 @@ def tightened(schema: Any) -> Any:
     """
     if not isinstance(schema, dict):
         return schema
-    changed = schema.copy()
-    for keyword, inner, step in inner_schemas(schema):
-        put(changed, keyword, step, tightened(inner))
-    return _with_plain_keys(_with_calendar(_with_safe_classes(changed)))
+    return _with_plain_keys(_with_calendar(_with_safe_classes(with_subschemas(schema, _tightened))))
+
+
+def _tightened(path: Path, part: Any) -> Any:
+    return part if path[0] in ("not", "if") else tightened(part)
 
 
 def _with_safe_classes(schema: dict[str, Any]) -> dict[str, Any]:

@@ -212,7 +212,7 @@ def test_null_keywords_of_a_checked_tool_are_absent() -> None:
 
 def test_parameters_beyond_the_bounds_are_refused_with_the_name_of_the_tool() -> None:
     deep: dict[str, Any] = {"type": "integer"}
-    for _ in range(2000):
+    for _ in range(150):
         deep = {"type": "array", "items": deep}
     with pytest.raises(GrammarError, match=r"'deep'.*levels"):
         ask("Hello.", [tool("deep", **field(deep))])

@@ -28,6 +28,7 @@ from agentspec.scheduler import Scheduler
 from agentspec.sequence import Sequence
 from agentspec.speculative import SpeculativeDecoder
 from agentspec.threads import apart
+from agentspec.tokens import exact_decoder
 from agentspec.validation import Check
 
 UNCACHED_ROWS = 64
@@ -87,7 +88,7 @@ class LocalEngine:
         self._grammar_engine = grammar_engine
         self._families: weakref.WeakValueDictionary[str, Family] = weakref.WeakValueDictionary()
         self._compilers: dict[GrammarEngine, GrammarCompiler] = {}
-        self._decoders: dict[bool, Callable[[list[int]], str]] = {}
+        self._decoders: dict[tuple[bool, bool], Callable[[list[int]], str]] = {}
         rows = decoder.target.max_rows if isinstance(decoder.target, CachingModel) else UNCACHED_ROWS
         self._scheduler = Scheduler(decoder, rows if max_running is None else max_running)
         self.identity = uuid.uuid4().hex
@@ -212,7 +213,7 @@ class LocalEngine:
                 params,
                 matcher=None if request.grammar is None else self._matcher(request, request.grammar),
                 end_tokens=self._end_tokens,
-                detokenizer=self._detokenizer(params),
+                detokenizer=self._detokenizer(params, is_exact=request.grammar is not None),
                 seed=sample_seed(seed, index),
                 limit=None if limit is None else limit - len(prompt),
                 gamma=request.gamma,
@@ -242,7 +243,7 @@ class LocalEngine:
             grammar = dataclasses.replace(grammar, lenient=True)
         return begin(grammar, self._compilers[name], self.tokenizer)
 
-    def _detokenizer(self, params: SamplingParams) -> Detokenizer | None:
+    def _detokenizer(self, params: SamplingParams, *, is_exact: bool) -> Detokenizer | None:
         if self.tokenizer is None:
             return None
 
@@ -251,16 +252,17 @@ class LocalEngine:
         skip = hidden | self._end_tokens | frozenset(params.stop_token_ids)
         spelled = _spelled(self.tokenizer, skip, params) if params.stop else {}
         return Detokenizer(
-            self._decoder(skip_special),
+            self._decoder(skip_special, is_exact),
             skip=skip,
-            spelled=Detokenizer(self._decoder(False), apart=frozenset(spelled)) if spelled else None,
+            spelled=Detokenizer(self._decoder(False, is_exact), apart=frozenset(spelled)) if spelled else None,
             textless=frozenset(spelled.values()),
         )
 
-    def _decoder(self, skip_special: bool) -> Callable[[list[int]], str]:
-        if skip_special not in self._decoders:
-            self._decoders[skip_special] = _decoder(self.tokenizer, skip_special)
-        return self._decoders[skip_special]
+    def _decoder(self, skip_special: bool, is_exact: bool) -> Callable[[list[int]], str]:
+        kind = (skip_special, is_exact)
+        if kind not in self._decoders:
+            self._decoders[kind] = _decoder(self.tokenizer, *kind)
+        return self._decoders[kind]
 
 
 def _spelled(tokenizer: Any, skip: Collection[int], params: SamplingParams) -> dict[int, str]:
@@ -280,8 +282,16 @@ class Family(list[Sequence]):
     """Sequences that may look at each other's text; forgotten with the last of them."""
 
 
-def _decoder(tokenizer: Any, skip_special: bool) -> Callable[[list[int]], str]:
-    """Ids to text, for a detokenizer: it asks for few ids at a time, and often for the same."""
+def _decoder(tokenizer: Any, skip_special: bool, is_exact: bool) -> Callable[[list[int]], str]:
+    """Ids to text, for a detokenizer: it asks for few ids at a time, and often for the same.
+
+    Args:
+        tokenizer: of transformers.
+        skip_special: whether special tokens have no text.
+        is_exact: whether the text is that of the tokens' bytes, which a grammar describes.
+    """
+    if is_exact:
+        return exact_decoder(tokenizer, skip_special_tokens=skip_special)
 
     @functools.lru_cache(maxsize=_TEXTS)
     def decoded(ids: tuple[int, ...]) -> str:

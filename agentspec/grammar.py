@@ -65,6 +65,8 @@ class Grammar:
     def json_schema(cls, schema: dict[str, Any] | bool) -> Grammar:
         """JSON values that satisfy a JSON Schema, written with the separators ``", "`` and ``": "``.
 
+        A key that the schema does not declare may be repeated: no grammar remembers it. ``Request.validate`` finds it.
+
         Raises:
             GrammarError: where the schema is not JSON, is too large, or has a keyword of a wrong type.
         """
@@ -73,7 +75,10 @@ class Grammar:
 
     @classmethod
     def regex(cls, pattern: str) -> Grammar:
-        """Texts that a regular expression matches from end to end."""
+        """Texts that a regular expression matches from end to end.
+
+        The outlines engine reads it as Python's ``re`` does, and refuses by name what an automaton cannot say.
+        """
         if not isinstance(pattern, str) or not pattern:
             raise GrammarError(f"A regular expression is a non-empty string, got {pattern!r}.")
         return cls("regex", pattern)

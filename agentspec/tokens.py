@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from agentspec.errors import TokenizerError
@@ -14,7 +15,7 @@ NO_TOKEN = -1
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # sentencepiece writes it for a space
+_Step = Callable[[str], str | bytes]
 
 
 def well_formed(text: str) -> str:
@@ -25,41 +26,75 @@ def well_formed(text: str) -> str:
 
 
 def token_bytes(tokenizer: Any, vocab_size: int) -> list[bytes | None]:
-    """What each id adds to a text; None for special tokens, ids without a token, and tokens that write nothing.
+    """Return what each id adds to a text; None for special tokens, ids without a token, and tokens that write nothing.
 
     Args:
-        tokenizer: a fast tokenizer of transformers: byte-level BPE, or one that writes spaces as sentencepiece does.
+        tokenizer: a fast tokenizer of transformers whose decoder writes each token alike in all places: byte-level BPE,
+            say, or one that writes spaces as sentencepiece does.
         vocab_size: ids that the model's logits cover.
 
     Raises:
         TokenizerError: for another kind of tokenizer; says which.
     """
-    decode = _decoder(tokenizer)
-    written: list[bytes | None] = [None] * vocab_size
-    added = tokenizer.added_tokens_decoder
-    special = set(tokenizer.all_special_ids) | {i for i, token in added.items() if token.special}
-    for token, i in tokenizer.get_vocab().items():
-        if i < vocab_size and i not in special:
-            written[i] = (added[i].content.encode() if i in added else decode(token)) or None
+    written = named_bytes(tokenizer, vocab_size)
+    for i in special_ids(tokenizer):
+        if i < vocab_size:
+            written[i] = None
     return written
 
 
-def _decoder(tokenizer: Any) -> Any:
+def named_bytes(tokenizer: Any, vocab_size: int) -> list[bytes | None]:
+    """Return what ``token_bytes`` does, with the names of special tokens in place of None."""
+    decode = _decoder(tokenizer)
+    written: list[bytes | None] = [None] * vocab_size
+    for token, i in tokenizer.get_vocab().items():
+        if i < vocab_size:
+            written[i] = decode(token) or None
+    return written
+
+
+def special_ids(tokenizer: Any) -> set[int]:
+    """Return the ids of the special tokens."""
+    added = tokenizer.added_tokens_decoder
+    return set(tokenizer.all_special_ids) | {i for i, token in added.items() if token.special}
+
+
+def exact_decoder(tokenizer: Any, *, skip_special_tokens: bool) -> Callable[[Sequence[int]], str]:
+    """Return a function from ids to the text of their bytes.
+
+    A tokenizer's own ``decode`` may take away a space at the beginning.
+
+    Raises:
+        TokenizerError: for a tokenizer whose tokens have no bytes that are known.
+    """
+    vocab_size = max(tokenizer.get_vocab().values(), default=-1) + 1
+    written = (token_bytes if skip_special_tokens else named_bytes)(tokenizer, vocab_size)
+
+    def decode(ids: Sequence[int]) -> str:
+        return b"".join(written[i] or b"" for i in ids if i < vocab_size).decode(errors="replace")
+
+    return decode
+
+
+def _decoder(tokenizer: Any) -> Callable[[str], bytes]:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise TokenizerError(f"Expected a fast tokenizer of transformers, got {type(tokenizer).__name__}.")
     decoders = list(_decoders(json.loads(backend.to_str())["decoder"]))
-    kinds = [decoder["type"] for decoder in decoders]
-    if "ByteLevel" in kinds:
-        return _byte_level
-    if "Metaspace" in kinds or any(
-        d["type"] == "Replace" and d["pattern"].get("String") == _SPACE and d["content"] == " " for d in decoders
-    ):
-        return _byte_fallback if "ByteFallback" in kinds else _sentencepiece
-    raise TokenizerError(
-        "Expected a tokenizer whose tokens are bytes (byte-level BPE) or text in sentencepiece's form; "
-        f"{type(tokenizer).__name__} decodes by {', '.join(kinds) or 'nothing'}."
-    )
+    steps = list(_steps(decoders))
+    if not steps or None in steps:
+        raise TokenizerError(
+            "Expected a tokenizer whose tokens are bytes (byte-level BPE) or text in sentencepiece's form; "
+            f"{type(tokenizer).__name__} decodes by {', '.join(d['type'] for d in decoders) or 'nothing'}."
+        )
+    return functools.partial(_written, [step for step in steps if step is not None])
+
+
+def _written(steps: Sequence[_Step], token: str) -> bytes:
+    value: str | bytes = token
+    for step in steps:
+        value = step(value) if isinstance(value, str) else value
+    return value if isinstance(value, bytes) else value.encode()
 
 
 def _decoders(decoder: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
@@ -68,6 +103,31 @@ def _decoders(decoder: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
             yield from _decoders(part)
     elif decoder is not None:
         yield decoder
+
+
+def _steps(decoders: Sequence[dict[str, Any]]) -> Iterator[_Step | None]:
+    """What each decoder does to a token, in their order; None for one that does not take each token alike."""
+    before: set[str] = set()
+    for decoder in decoders:
+        kind = decoder["type"]
+        is_joined = bool(before & {"Fuse", "ByteLevel"})
+        if is_joined and kind in ("Strip", "Fuse"):
+            continue  # changes the ends of a whole text, and no token
+        is_refused = is_joined or ("ByteFallback" in before and kind in ("Strip", "ByteLevel"))
+        yield None if is_refused else _step(decoder)
+        before.add(kind)
+
+
+def _step(decoder: dict[str, Any]) -> _Step | None:
+    kind = decoder["type"]
+    if kind == "Replace" and "String" in decoder["pattern"]:
+        return functools.partial(_replaced, decoder["pattern"]["String"], decoder["content"])
+    if kind == "Metaspace":
+        return functools.partial(_replaced, decoder["replacement"], " ")
+    if kind == "Strip":
+        return functools.partial(_stripped, decoder)
+    others: dict[str, _Step] = {"ByteLevel": _byte_level, "ByteFallback": _byte_fallback, "Fuse": str}
+    return others.get(kind)
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -85,13 +145,21 @@ def _byte_level(token: str) -> bytes:
     return bytes(map(_BYTE_OF.__getitem__, token)) if _BYTE_OF.keys() >= set(token) else token.encode()
 
 
-def _byte_fallback(token: str) -> bytes:
+def _byte_fallback(token: str) -> str | bytes:
     is_byte = _BYTE_TOKEN.fullmatch(token)
-    return bytes([int(is_byte[1], 16)]) if is_byte else _sentencepiece(token)
+    return bytes([int(is_byte[1], 16)]) if is_byte else token
 
 
-def _sentencepiece(token: str) -> bytes:
-    return token.replace(_SPACE, " ").encode()
+def _replaced(pattern: str, content: str, token: str) -> str:
+    return token.replace(pattern, content)
+
+
+def _stripped(decoder: dict[str, Any], token: str) -> str:
+    for _ in range(decoder["start"]):
+        token = token.removeprefix(decoder["content"])
+    for _ in range(decoder["stop"]):
+        token = token.removesuffix(decoder["content"])
+    return token
 
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:

@@ -11,6 +11,13 @@ from typing import Any
 
 from agentspec.calls import CallForm, Thought
 from agentspec.chat.answers import AnswerParser
+from agentspec.chat.checked import (
+    CheckedTool,
+    CheckingParser,
+    check_expressible,
+    checked_tools,
+    expressible_tools,
+)
 from agentspec.chat.dialects import DIALECTS, Dialect, arrangements, detect, named
 from agentspec.chat.foreign import THOUGHT_MARKS, Foreign, Rendered, control_tokens
 from agentspec.chat.pieces import Message, Parser, Piece, ToolCall
@@ -19,7 +26,17 @@ from agentspec.errors import InvalidRequestError
 from agentspec.grammar import Grammar
 from agentspec.schema_tools import checked, closed
 
-__all__ = ["DIALECTS", "AnswerParser", "ChatFormat", "Parser", "Piece", "TemplateParser", "ToolCall"]
+__all__ = [
+    "DIALECTS",
+    "AnswerParser",
+    "ChatFormat",
+    "CheckedTool",
+    "Parser",
+    "Piece",
+    "TemplateParser",
+    "ToolCall",
+    "checked_tools",
+]
 
 TAIL = 16
 """Tokens at the end of a prompt that tell whether it has begun a thought."""
@@ -177,8 +194,10 @@ class ChatFormat:
             return None if final is None else Grammar.json_schema(closed(checked(final)))
         if not tools and final is None and thinking_budget is None:
             return None
+        if final is not None:
+            check_expressible(final)
         return Grammar.tools(
-            tools,
+            expressible_tools(tools),
             required=required,
             parallel=parallel,
             final=final,
@@ -203,6 +222,13 @@ class ChatFormat:
             has_final: whether an answer that is no call is JSON, in which an opener is text.
             thought: that goes before the answer.
         """
+        checked_calls = checked_tools(tools)
+        parser = self._parser(prompt, tools, has_final=has_final, thought=thought)
+        return CheckingParser(parser, checked_calls) if checked_calls else parser
+
+    def _parser(
+        self, prompt: Sequence[int], tools: Sequence[dict[str, Any]], *, has_final: bool, thought: Thought | None
+    ) -> Parser:
         names = {tool["function"]["name"] for tool in tools}
         if self._ships_a_parser and tools and not has_final:
             theirs = self._tokenizer.get_response_parser(prefix=list(prompt), tools=list(tools))

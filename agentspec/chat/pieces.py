@@ -19,12 +19,19 @@ class ToolCall:
         arguments: JSON text; of a call cut short, all the text it got to.
         is_complete: whether it was written to its end.
         id: where the model writes one.
+        invalid: why the arguments do not satisfy the tool's schema, where that was checked; None where they do.
     """
 
     name: str
     arguments: str
     is_complete: bool = True
     id: str | None = None
+    invalid: str | None = None
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether it is whole and nothing is wrong with it."""
+        return self.is_complete and self.invalid is None
 
 
 @dataclass(frozen=True)

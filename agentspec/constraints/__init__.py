@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import json
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol, get_args
 
@@ -19,7 +20,10 @@ from agentspec.constraints.thinking import BudgetedMatcher
 from agentspec.constraints.walk import Walk
 from agentspec.errors import GrammarError
 from agentspec.grammar import Grammar
+from agentspec.schema_tools import arguments_schema, checked, closed, in_json_form, to_json
+from agentspec.schema_tools.leniency import expressible, left_open, repeatable
 from agentspec.sequence import Matcher
+from agentspec.spelling import spell
 
 __all__ = [
     "GRAMMAR_ENGINES",
@@ -31,6 +35,8 @@ __all__ = [
     "Walk",
     "begin",
     "compiler",
+    "expressible_parameters",
+    "inexpressible_parts",
 ]
 
 
@@ -93,6 +99,49 @@ class AutoCompiler:
         raise GrammarError("No grammar engine can express this grammar. " + " ".join(reasons))
 
 
+def expressible_parameters(tool: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the parameters of a tool as a grammar of calls can express them, and what these lack.
+
+    Args:
+        tool: an OpenAI tool dict.
+
+    Raises:
+        GrammarError: for parameters that are no bounded JSON Schema; names the tool.
+    """
+    function = tool["function"]
+    parameters = {} if function.get("parameters") is None else function["parameters"]
+    try:
+        source = to_json(parameters)
+    except (TypeError, ValueError, RecursionError):
+        source = to_json(arguments_schema({"function": function}))  # says what is wrong
+    lenient, left_out = _expressible_parameters(str(function.get("name")), source)
+    return (json.loads(lenient) if left_out else parameters), left_out
+
+
+@functools.lru_cache(maxsize=1024)  # agents send the same tools at every step
+def _expressible_parameters(name: str, source: str) -> tuple[str, tuple[str, ...]]:
+    arguments = arguments_schema({"function": {"name": name, "parameters": json.loads(source)}})
+    lenient, left_out = _expressible(to_json(arguments))
+    return to_json(left_open(json.loads(lenient))), (*left_out, *repeatable(arguments))
+
+
+def inexpressible_parts(schema: dict[str, Any] | bool) -> tuple[str, ...]:
+    """Return which keywords of a schema no grammar beside tools or thoughts can express, and where they stand."""
+    return _expressible(to_json(closed(checked(schema))))[1]
+
+
+@functools.lru_cache(maxsize=1024)
+def _expressible(source: str) -> tuple[str, tuple[str, ...]]:
+    why_inexpressible = importlib.import_module(f"{__name__}.llguidance").why_inexpressible
+
+    def why_not(tried: Any) -> str | None:
+        reason: str | None = why_inexpressible(in_json_form(tried))
+        return reason
+
+    schema, left_out = expressible(json.loads(source), why_not)
+    return to_json(schema), left_out
+
+
 def begin(grammar: Grammar, grammars: GrammarCompiler, tokenizer: Any) -> Matcher:
     """A matcher at the start of a grammar, which keeps its thinking budget.
 
@@ -102,5 +151,5 @@ def begin(grammar: Grammar, grammars: GrammarCompiler, tokenizer: Any) -> Matche
     matcher = grammars.matcher(grammar)
     if grammar.thinking is None:
         return matcher
-    closing = tokenizer.encode(grammar.thinking.closing, add_special_tokens=False)
+    closing = spell(tokenizer, grammar.thinking.closing)
     return BudgetedMatcher(matcher, grammar.thinking, closing, tokenizer.decode)

@@ -9,14 +9,13 @@ and a context that grows changes no more than its last one.
 
 from __future__ import annotations
 
-import copy
 import functools
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agentspec.spelling import Spelling
 from agentspec.tokens import token_bytes
 
 BLOCK = 256
@@ -136,53 +135,35 @@ class _Vocabulary:
         self.written = token_bytes(tokenizer, max(vocabulary.values(), default=-1) + 1)
         self.added: dict[str, int] = {token.content: i for i, token in tokenizer.added_tokens_decoder.items()}
         self.end: int | None = tokenizer.eos_token_id
-        self.longest = max((len(text) for text in self.written if text), default=0)
-        self._backend = copy.copy(tokenizer.backend_tokenizer)
-        self._backend.no_padding()
-        self._backend.no_truncation()
+        self._spelling = Spelling(tokenizer, self.written)
+        self.ids = self._spelling.ids
         begin: int | None = tokenizer.bos_token_id
         self.lead: Tokens = (begin,) if begin is not None and tokenizer.encode("")[:1] == [begin] else ()
         self.filler = next((i for i in (begin, self.end) if i is not None), 0)
-        self.ids = self._ids()
 
     def spell(self, text: bytes) -> list[int]:
         """Ids that write ``text``; bytes that no token writes are left out."""
         ids: list[int] = []
         for number, run in enumerate(_BROKEN.split(text.decode(errors="surrogateescape"))):
-            ids += self._cut(run.encode(errors="surrogateescape")) if number % 2 else self._encode(run)
+            if number % 2:
+                ids += self._longest(run.encode(errors="surrogateescape"))
+            elif run:
+                ids += self._exactly(run)
         return ids
 
-    def _encode(self, text: str) -> list[int]:
-        """As the tokenizer does it, where that writes the same. Some put a space before every text, or change it; and
-        the name of a special token, spelled out, is text."""
-        expected = text.encode()
-        for asked in (text, text[1:]) if text.startswith(" ") else (text,):
-            ids: list[int] = self._backend.encode(asked, add_special_tokens=False).ids
-            if b"".join(self.written[i] or b"" for i in ids) == expected:
-                return ids
-        return self._cut(expected)
+    def _exactly(self, text: str) -> list[int]:
+        ids = self._spelling(text)
+        written = b"".join(self.written[i] or b"" for i in ids)
+        return ids + self._longest(text.encode()[len(written) :])
 
-    def _cut(self, text: bytes) -> list[int]:
-        """The longest token first."""
-        ids, at = [], 0
-        while at < len(text):
-            end = next((e for e in range(min(len(text), at + self.longest), at, -1) if text[at:e] in self.ids), None)
-            if end is not None:
-                ids.append(self.ids[text[at:end]])
-            at = end or at + 1
+    def _longest(self, text: bytes) -> list[int]:
+        """The longest token first; a byte that no token writes is passed over."""
+        ids: list[int] = []
+        while text:
+            found = self._spelling.longest(text)
+            ids += found
+            text = text[len(b"".join(self.written[i] or b"" for i in found)) + 1 :]
         return ids
-
-    def _ids(self) -> dict[bytes, int]:
-        """The id of each text; where several write it, the one that the tokenizer uses."""
-        same: defaultdict[bytes, list[int]] = defaultdict(list)
-        for i, text in enumerate(self.written):
-            if text is not None:
-                same[text].append(i)
-        return {text: ids[0] if len(ids) == 1 else self._used(text, ids) for text, ids in same.items()}
-
-    def _used(self, text: bytes, ids: list[int]) -> int:
-        used: list[int] = self._backend.encode(text.decode(errors="replace"), add_special_tokens=False).ids
-        return used[0] if len(used) == 1 and used[0] in ids else ids[-1]  # the tokens of single bytes come first
 
 
 def _shared(ours: _Vocabulary, theirs: _Vocabulary) -> dict[int, int]:

@@ -2,7 +2,8 @@
 
 ``positions`` says where schemas stand in a schema, ``references`` what a ``$ref`` means, ``checks`` what is looked at
 before any work, ``closing`` how objects are closed (``groups`` and ``satisfiable`` say where that may be done), and
-``written`` how JSON is written.
+``written`` how JSON is written. ``tightening`` adds what an engine would let through, and ``leniency`` leaves out what
+it cannot express.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from agentspec.schema_tools.positions import DATA, MAPS
+from agentspec.schema_tools.tightening import tightened
 
 JSON_FORM = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 """JSON is written as ``json.dumps`` and chat templates write it, with fixed separators: most structural tokens are then
@@ -21,7 +22,7 @@ def in_json_form(schema: dict[str, Any] | bool) -> str:
     """Return a JSON Schema for llguidance whose instances are written in our form."""
     if isinstance(schema, bool):
         return to_json(schema)
-    return to_json({**without_unknown_formats(schema), "x-guidance": JSON_FORM})
+    return to_json({**tightened(without_unknown_formats(schema)), "x-guidance": JSON_FORM})
 
 
 FORMATS = frozenset(

@@ -81,6 +81,9 @@ def _called(message: AIMessage, schema: Any) -> Any:
     Raises:
         OutputParserException: where the call was cut short, or the class does not take its arguments.
     """
+    refused = [str(call["error"]) for call in message.invalid_tool_calls if call.get("error")]
+    if refused:
+        raise OutputParserException(f"The call does not satisfy its schema: {refused[0]}")
     if not message.tool_calls:
         raise OutputParserException(
             f"Expected a whole tool call, got one that was cut short (raise max_tokens?): {message.invalid_tool_calls}"

@@ -6,17 +6,28 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, ChatMessage, FunctionMessage, ToolMessage
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    BaseMessage,
+    ChatMessage,
+    FunctionMessage,
+    InvalidToolCall,
+    ToolMessage,
+)
 from langchain_core.messages.ai import InputTokenDetails, UsageMetadata
 from langchain_core.messages.tool import ToolCallChunk, tool_call_chunk
 from langchain_core.outputs import ChatGeneration, ChatResult
 
 from agentspec import Delta, FinishReason, InvalidRequestError, StepStats, TokenLogprob
-from agentspec.chat import Parser, Piece, ToolCall
+from agentspec.chat import CheckedTool, Parser, Piece, ToolCall
 from langchain_agentspec.contents import calls_of, reasoning_of, text_of
 
 CUT_SHORT = "cut short: "
 """Stands before the text of a call that was not written to its end, so that nobody reads it as one that was."""
+
+INVALID = "invalid: "
+"""Stands before the reason and the text of a call that its tool's schema refuses, while a message is streamed."""
 
 ROLES = {"human": "user", "system": "system", "ai": "assistant", "tool": "tool", "function": "tool"}
 
@@ -65,6 +76,7 @@ class ChunkMaker:
         decode: ids to text, for log-probabilities.
         own_ids: the ids of a text that was said in these tokens, where they are to be kept (``ChatFormat.own_ids``).
         template_s: seconds that the making of the request took; they are part of the step.
+        checked: the tools whose calls are checked and not enforced whole, for the metadata.
     """
 
     def __init__(
@@ -74,8 +86,10 @@ class ChunkMaker:
         decode: Callable[[list[int]], str],
         own_ids: Callable[[str, list[int], str], list[int] | None],
         template_s: float = 0.0,
+        checked: Sequence[CheckedTool] = (),
     ) -> None:
         self._template_s = template_s
+        self._checked = checked
         self._model_name = model_name
         self._decode = decode
         self._own_ids = own_ids
@@ -100,18 +114,31 @@ class ChunkMaker:
         if delta.finish_reason is None or delta.stats is None:
             return AIMessageChunk(content=piece.text, additional_kwargs=_thought(piece.reasoning))
         rest, calls = self._parser.finish() if self._parser else (Piece(), [])
-        self._content += rest.text + rest.reasoning + "".join(call.arguments for call in calls if call.is_complete)
-        return AIMessageChunk(
+        self._content += rest.text + rest.reasoning + "".join(call.arguments for call in calls if call.is_valid)
+        made = [_call_chunk(index, call) for index, call in enumerate(calls)]
+        reasons = {str(chunk["id"]): call.invalid for chunk, call in zip(made, calls, strict=True) if call.invalid}
+        last = AIMessageChunk(
             content=piece.text + rest.text,
             additional_kwargs=_thought(piece.reasoning + rest.reasoning),
-            tool_call_chunks=[_call_chunk(index, call) for index, call in enumerate(calls)],
+            tool_call_chunks=made,
             usage_metadata=_usage(delta.stats),
-            response_metadata=self._metadata(_finish_reason(delta.finish_reason, calls), delta.stats, delta.invalid),
+            response_metadata=self._metadata(
+                _finish_reason(delta.finish_reason, calls), delta.stats, delta.invalid, reasons
+            ),
             chunk_position="last",
         )
+        last.invalid_tool_calls = _with_reasons(last)
+        return last
 
-    def _metadata(self, finish_reason: str, stats: StepStats, invalid: str | None) -> dict[str, Any]:
-        told = {"token_ids": self._own_ids(self._text, self._tokens, self._content), "invalid": invalid}
+    def _metadata(
+        self, finish_reason: str, stats: StepStats, invalid: str | None, reasons: dict[str, str]
+    ) -> dict[str, Any]:
+        told = {
+            "token_ids": self._own_ids(self._text, self._tokens, self._content),
+            "invalid": invalid,
+            "checked_tools": [tool.to_dict() for tool in self._checked],
+            "invalid_calls": reasons,
+        }
         metadata: dict[str, Any] = {
             "finish_reason": finish_reason,
             "model_name": self._model_name,
@@ -146,20 +173,37 @@ def to_message(chunks: Iterable[AIMessageChunk]) -> AIMessage:
         content=whole.content,
         additional_kwargs=whole.additional_kwargs,
         tool_calls=whole.tool_calls,
-        invalid_tool_calls=whole.invalid_tool_calls,
+        invalid_tool_calls=_with_reasons(whole),
         usage_metadata=whole.usage_metadata,
         response_metadata=whole.response_metadata,
     )
 
 
+def _with_reasons(message: AIMessageChunk) -> list[InvalidToolCall]:
+    """The invalid calls of a message; of those that a schema refuses, the text of the arguments, and the reason."""
+    reasons = message.response_metadata.get("agentspec", {}).get("invalid_calls", {})
+    return [_with_reason(call, reasons.get(call["id"])) for call in message.invalid_tool_calls]
+
+
+def _with_reason(call: InvalidToolCall, reason: str | None) -> InvalidToolCall:
+    if reason is None:
+        return call
+    return {**call, "args": (call["args"] or "").removeprefix(_refused(reason)), "error": reason}
+
+
+def _refused(reason: str) -> str:
+    return f"{INVALID}{reason}: "
+
+
 def _call_chunk(index: int, call: ToolCall) -> ToolCallChunk:
-    """A call in one piece. Of a call cut short the raw text is kept, behind a mark: LangChain would complete it."""
-    arguments = call.arguments if call.is_complete else CUT_SHORT + call.arguments
-    return tool_call_chunk(name=call.name, args=arguments, id=call.id or f"call_{uuid.uuid4().hex}", index=index)
+    """A call in one piece. Of an invalid one the text is kept behind a mark: LangChain would take it for a call."""
+    mark = CUT_SHORT if not call.is_complete else _refused(call.invalid) if call.invalid else ""
+    call_id = call.id or f"call_{uuid.uuid4().hex}"
+    return tool_call_chunk(name=call.name, args=mark + call.arguments, id=call_id, index=index)
 
 
 def _finish_reason(reason: FinishReason, calls: list[ToolCall]) -> str:
-    called = reason is FinishReason.STOP and any(call.is_complete for call in calls)
+    called = reason is FinishReason.STOP and any(call.is_valid for call in calls)
     return str(FinishReason.TOOL_CALLS if called else reason)
 
 

@@ -12,7 +12,7 @@ from langchain_core.messages import BaseMessage
 from langchain_core.outputs import ChatGenerationChunk
 
 from agentspec import Delta, LocalEngine, Request
-from agentspec.chat import ChatFormat, Parser
+from agentspec.chat import ChatFormat, CheckedTool, Parser, checked_tools
 from langchain_agentspec.events import CountedChunk
 from langchain_agentspec.forms import chosen_tools, final_schema
 from langchain_agentspec.messages import ChunkMaker, to_chat
@@ -40,7 +40,7 @@ MAX_PARALLEL_CALLS = 8
 class Prepared:
     """A call on its way to the engine; ``parser`` is set where its answer may hold thoughts or tool calls.
 
-    ``template_s`` are the seconds that it took to make the request.
+    ``template_s`` are the seconds that it took to make the request, ``checked`` the tools whose calls are checked.
     """
 
     model: str
@@ -49,6 +49,7 @@ class Prepared:
     request: Request
     parser: Callable[[], Parser] | None
     template_s: float
+    checked: tuple[CheckedTool, ...] = ()
 
     def makers(self) -> list[ChunkMaker]:
         """One per sample."""
@@ -59,6 +60,7 @@ class Prepared:
                 self.engine.tokenizer.decode,
                 self.chat.own_ids,
                 self.template_s,
+                self.checked,
             )
             for _ in range(self.request.n)
         ]
@@ -119,7 +121,8 @@ def prepare(
     )
     parser = functools.partial(chat.parser, prompt, offered, has_final=final is not None, thought=thought)
     makes_parser = parser if offered or thought else None
-    return Prepared(settings["model"], engine, chat, request, makes_parser, time.perf_counter() - started)
+    checked = tuple(checked_tools(offered).values())
+    return Prepared(settings["model"], engine, chat, request, makes_parser, time.perf_counter() - started, checked)
 
 
 def shown(maker: ChunkMaker, delta: Delta) -> Iterator[ChatGenerationChunk]:

@@ -21,11 +21,14 @@ import torch
 from agentspec.cache import DiskCache
 from agentspec.constraints.outlines.automaton import Automaton, build
 from agentspec.constraints.outlines.json_regex import json_regex
+from agentspec.constraints.outlines.pattern import plain_pattern
 from agentspec.constraints.outlines.text import literal
 from agentspec.constraints.outlines.vocabulary import TokenTrie
 from agentspec.errors import CacheError, GrammarError, TokenizerError
 from agentspec.grammar import Grammar
 from agentspec.masks import TokenMask
+from agentspec.schema_tools import to_json
+from agentspec.schema_tools.leniency import expressible
 from agentspec.sequence import Matcher
 from agentspec.tokens import token_bytes
 
@@ -98,7 +101,8 @@ class Compiler:
                 f"The outlines engine has no grammars of the kind {grammar.kind!r}, only {', '.join(_REGEXES)}; "
                 "llguidance has."
             )
-        made = Compiled(build(_REGEXES[grammar.kind](grammar.source), self._cache), self._written, self._trie)
+        source = _lenient(grammar.source) if grammar.lenient and grammar.kind == "json_schema" else grammar.source
+        made = Compiled(build(_REGEXES[grammar.kind](source), self._cache), self._written, self._trie)
         if not made.automaton.finals[_FIRST] and made.legal(_FIRST).is_empty:
             raise GrammarError(f"The {grammar.kind} grammar has no first token in this vocabulary; nothing matches it.")
         return made
@@ -114,11 +118,24 @@ def _default_cache() -> DiskCache | None:
         return None
 
 
+def _lenient(source: str) -> str:
+    """A schema without what is not built of it."""
+    return to_json(expressible(json.loads(source), _why_not_built)[0])
+
+
+def _why_not_built(schema: Any) -> str | None:
+    try:
+        json_regex(schema)
+    except GrammarError as error:
+        return str(error)
+    return None
+
+
 def _regex(source: str) -> str:
-    # A text is matched from its beginning to its end, whatever it says about that itself.
-    for anchor in ("^", r"\A"):
-        source = source.removeprefix(anchor)
-    return source
+    try:
+        return plain_pattern(source).regex
+    except ValueError as error:
+        raise GrammarError(f"The outlines engine does not read {error}.") from error
 
 
 def _choice(source: str) -> str:

@@ -57,6 +57,7 @@ def singles(text: str) -> Ranges:
 
 
 _RAW = complement(union([(0, 0x1F), (0x7F, 0x7F), (0xD800, 0xDFFF)], singles('"\\')))
+_CHARACTERS = complement(((0xD800, 0xDFFF),))
 _NUMBERED = ((0, 0x1F), (0x7F, 0x7F))
 ANY = union([(0, sys.maxunicode)])
 
@@ -74,14 +75,27 @@ def character_of(ranges: Ranges) -> str:
     return f"(?:{'|'.join(parts)})" if parts else r"[^\s\S]"
 
 
+def plain_character_of(ranges: Ranges) -> str:
+    """A regular expression of one character of a set, as it is; of nothing for the empty set."""
+    kept = intersection(ranges, _CHARACTERS)
+    if len(kept) == 1 and kept[0][0] == kept[0][1]:
+        return literal(chr(kept[0][0]))
+    listed = "".join(rf"\x{{{low:x}}}-\x{{{high:x}}}" for low, high in kept)
+    return f"[{listed}]" if kept else r"[^\s\S]"
+
+
 CHARACTER = character_of(ANY)
 """One character of a JSON string."""
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """A regular expression, and how many characters of the string its texts stand for; None for any number."""
+    """A regular expression, and how many characters of the string its texts stand for; None for any number.
+
+    ``is_line_end`` says whether one of its texts is a line end alone.
+    """
 
     regex: str
     shortest: int
     longest: int | None
+    is_line_end: bool = False

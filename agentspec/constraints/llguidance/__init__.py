@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import json
 from collections.abc import Callable
 from typing import Any
 
 import llguidance
-import llguidance.hf
 from llguidance import TokenizerWrapper
 
-from agentspec.errors import GrammarError
+from agentspec.errors import GrammarError, TokenizerError
 from agentspec.grammar import Grammar, Kind
 from agentspec.masks import TokenMask
-from agentspec.schema_tools import JSON_FORM, checked, to_json, without_unknown_formats
+from agentspec.schema_tools import JSON_FORM, checked, in_json_form, to_json, without_unknown_formats
+from agentspec.schema_tools.leniency import expressible
+from agentspec.schema_tools.tightening import tightened
 from agentspec.sequence import Matcher
+from agentspec.spelling import Spelling
+from agentspec.tokens import named_bytes, token_bytes
 
 _TEXTS = 4096  # of those that a grammar forces; how they are cut is kept
 
@@ -58,6 +60,12 @@ class Compiler:
         return matcher
 
 
+def why_inexpressible(schema: str) -> str | None:
+    """Return why a schema in our JSON form (``in_json_form``) is no grammar; None where it is one."""
+    message = llguidance.LLMatcher.validate_grammar(f"start: %json {schema}")
+    return message.split("\n<state>")[0].strip() or None
+
+
 def _choice(source: str) -> str:
     return llguidance.LLMatcher.grammar_from_lark(f"start: {' | '.join(map(to_json, json.loads(source)))}")
 
@@ -66,8 +74,10 @@ def _json_schema(grammar: Grammar) -> str:
     schema = checked(json.loads(grammar.source))
     if schema is False:
         raise ValueError("no value satisfies the schema `false`")
-    options: Any = {**JSON_FORM, "lenient": grammar.lenient}  # llguidance's own type for them is private
-    known = to_json({} if schema is True else without_unknown_formats(schema))
+    if grammar.lenient:
+        schema, _ = expressible(schema, lambda tried: why_inexpressible(in_json_form(tried)))
+    options: Any = JSON_FORM  # llguidance's own type for them is private
+    known = to_json({} if schema is True else tightened(without_unknown_formats(schema)))
     return llguidance.LLMatcher.grammar_from_json_schema(known, overrides=options)
 
 
@@ -82,38 +92,39 @@ def _tokenizer(tokenizer: Any, vocab_size: int) -> llguidance.LLTokenizer:
     """A tokenizer for llguidance, in which added tokens that are not special (``<tool_call>``, say) are text.
 
     What it makes of a tokenizer of transformers by itself takes all added tokens for special: no text can hold them,
-    and where one is forced its mask has it but the matcher refuses it (1.9.1).
+    and where one is forced its mask has it but the matcher refuses it (1.9.1). It also cuts forced text as the
+    tokenizer does, which may put a space before it.
     """
     try:
-        known = llguidance.hf.from_tokenizer(tokenizer, n_vocab=vocab_size)
-    except ValueError as error:
+        vocabulary = _Vocabulary(tokenizer, vocab_size)
+        return llguidance.LLTokenizer(
+            TokenizerWrapper(vocabulary), n_vocab=vocab_size, eos_token=tokenizer.eos_token_id
+        )
+    except (TokenizerError, ValueError) as error:
         raise GrammarError(
-            f"Grammars need a fast tokenizer that llguidance can read, got {type(tokenizer).__name__}: {error}"
+            f"Grammars need a fast tokenizer whose tokens have bytes, got {type(tokenizer).__name__}: {error}"
         ) from error
-    wrapper = TokenizerWrapper(_Vocabulary(tokenizer, known))
-    return llguidance.LLTokenizer(wrapper, n_vocab=vocab_size, eos_token=tokenizer.eos_token_id)
 
 
 class _Vocabulary:
     """The bytes of all tokens, which of them are special, and how a text is cut into the others."""
 
-    def __init__(self, tokenizer: Any, known: llguidance.LLTokenizer) -> None:
-        self.tokens = [known.decode_bytes([token]) for token in range(known.vocab_size)]
-        self.special_token_ids = [i for i, token in tokenizer.added_tokens_decoder.items() if token.special]
+    def __init__(self, tokenizer: Any, vocab_size: int) -> None:
+        written = token_bytes(tokenizer, vocab_size)
+        names = named_bytes(tokenizer, vocab_size)
+        self.tokens = [
+            name if text is None and name else text or f"<[{i}]>".encode()
+            for i, (text, name) in enumerate(zip(written, names, strict=True))
+        ]
+        # What writes nothing is no text either, as an id beyond the tokenizer's own.
+        self.special_token_ids = [i for i, text in enumerate(written) if text is None]
         self.eos_token_id = tokenizer.eos_token_id
         self.bos_token_id = tokenizer.bos_token_id
-        self._backend = copy.copy(tokenizer.backend_tokenizer)
-        self._backend.no_padding()
-        self._backend.no_truncation()
-        self._backend.encode_special_tokens = True  # a special token that is spelled out is text
-        self._cut = functools.lru_cache(maxsize=_TEXTS)(self._encode)  # a mask asks, and the same again and again
+        self._spelling = Spelling(tokenizer, written)
+        self._cut = functools.lru_cache(maxsize=_TEXTS)(self._spelling)  # a mask asks, and the same again and again
 
     def __call__(self, text: str) -> list[int]:
         return self._cut(text)
-
-    def _encode(self, text: str) -> list[int]:
-        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
-        return ids
 
 
 class LLGuidanceMatcher(Matcher):

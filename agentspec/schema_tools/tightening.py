@@ -1,0 +1,103 @@
+"""JSON Schemas with what a grammar engine would let through: days of no calendar, and declared keys in escapes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from agentspec.schema_tools.positions import Path, with_subschemas
+
+_YEAR = r"(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
+_LEAP = r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+_DAY = r"(?:0[1-9]|1[0-9]|2[0-8])"
+_DATE = (
+    rf"(?:{_YEAR}-(?:(?:0[13578]|1[02])-(?:{_DAY}|29|30|31)|(?:0[469]|11)-(?:{_DAY}|29|30)|02-{_DAY})|{_LEAP}-02-29)"
+)
+_ZONE = r"(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+_TIME = rf"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{{1,6}})?{_ZONE}"
+PATTERNS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
+"""What Python's ``datetime`` reads of a format: years from 1 on, no leap seconds."""
+
+NAMES = 200
+"""Declared properties of an object whose other keys are held to one form."""
+
+_CONTROLS = r"\x00-\x1f\x7f"
+_CLASS = re.compile(r"\\.|\[\^(?P<members>(?:\\.|[^\]\\])+)\]", re.DOTALL)
+
+
+def tightened(schema: Any) -> Any:
+    """Return a schema that holds an engine to the calendar, and to keys that are written in one way.
+
+    llguidance lets a key that no property declares be written with escapes (``"\\u0061"``), so that it may spell one
+    that is declared. In the strings of a pattern it does not.
+    """
+    if not isinstance(schema, dict):
+        return schema
+    return _with_plain_keys(_with_calendar(_with_safe_classes(with_subschemas(schema, _tightened))))
+
+
+def _tightened(path: Path, part: Any) -> Any:
+    return part if path[0] in ("not", "if") else tightened(part)
+
+
+def _with_safe_classes(schema: dict[str, Any]) -> dict[str, Any]:
+    """A class with control characters and without ``"`` or ``\\`` lets llguidance (1.9.1) write these as escapes."""
+    pattern, patterns = schema.get("pattern"), schema.get("patternProperties")
+    changed: dict[str, Any] = {}
+    if isinstance(pattern, str):
+        changed["pattern"] = _CLASS.sub(_without_controls, pattern)
+    if isinstance(patterns, dict):
+        changed["patternProperties"] = {_CLASS.sub(_without_controls, name): said for name, said in patterns.items()}
+    return {**schema, **changed}
+
+
+def _without_controls(found: re.Match[str]) -> str:
+    members = found["members"]
+    is_meant = members is not None and ('"' in members or "\\\\" in members)
+    return f"[^{members}{_CONTROLS}]" if is_meant else found[0]
+
+
+def _with_calendar(schema: dict[str, Any]) -> dict[str, Any]:
+    form = schema.get("format")
+    pattern = PATTERNS.get(form) if isinstance(form, str) else None
+    if pattern is None:
+        return schema
+    if "pattern" not in schema:
+        return {**schema, "pattern": pattern}
+    return {**schema, "allOf": [*_list(schema.get("allOf")), {"pattern": pattern}]}
+
+
+def _with_plain_keys(schema: dict[str, Any]) -> dict[str, Any]:
+    named, others = schema.get("properties"), schema.get("additionalProperties", True)
+    if not (isinstance(named, dict) and 0 < len(named) <= NAMES) or others is False or others is None:
+        return schema
+    if schema.keys() & {"patternProperties", "allOf", "anyOf", "oneOf", "$ref", "unevaluatedProperties"}:
+        return schema
+    return {**schema, "patternProperties": {other_than(named): others}, "additionalProperties": False}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def other_than(texts: Iterable[str]) -> str:
+    """Return a regular expression that is found in all texts but these."""
+    return f"^{_other_than(sorted(set(texts)))}$"
+
+
+def _other_than(texts: list[str]) -> str:
+    """Texts that are none of the given ones, by their first character."""
+    branches: dict[str, list[str]] = {}
+    for text in texts:
+        if text:
+            branches.setdefault(text[0], []).append(text[1:])
+    if not branches:
+        return r"[\s\S]+" if texts else r"[\s\S]*"
+    firsts = "".join(map(_escaped, branches)) + (_CONTROLS if branches.keys() & set('"\\') else "")
+    found = [rf"[^{firsts}][\s\S]*", *(f"{_escaped(c)}{_other_than(rest)}" for c, rest in branches.items())]
+    return f"(?:{'|'.join(found)}){'' if '' in texts else '?'}"
+
+
+def _escaped(character: str) -> str:
+    return re.sub(r"[\\^$.|?*+()\[\]{}/\-&~#]", r"\\\g<0>", character)

@@ -81,7 +81,7 @@ inline void transpose(Floats (&rows)[LANES]) {
     if constexpr (STEP > 1) transpose<STEP / 2>(rows);
 }
 
-// e^x for x <= 0, within 3 units in the last place; 1 for 0, and 0 for what is far below.
+// e^x for x <= 0, within 3 units in the last place; 1 for 0, 0 for what is far below, and NaN for NaN.
 inline Floats exponential(Floats x) {
     const Floats lowest = Floats{} - 87.0f;
     const auto vanishes = x < lowest;
@@ -95,7 +95,7 @@ inline Floats exponential(Floats x) {
     p = p * r + 0.5f;
     p = p * r * r + r + 1.0f;
     const Words bits = (Words)p + ((Words)whole << 23);
-    return vanishes ? Floats{} : (Floats)bits;
+    return vanishes ? Floats{} : x != x ? x : (Floats)bits;
 }
 
 template <class Combine>

@@ -29,6 +29,7 @@ STOREYS = [
         "agentspec.device",
         "agentspec.kernels",
         "agentspec.schema_tools",
+        "agentspec.params",
     },
     {"agentspec.openers"},
     {"agentspec.calls", "agentspec.from_types", "agentspec.harmony", "agentspec.theory", "agentspec.metrics"},

@@ -21,8 +21,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from agentspec.digests import is_intact, move, seal
 from agentspec.errors import CacheError
-from agentspec.folders import expect_private, root
+from agentspec.folders import own_folder, root
 
 Compile = bool | Literal["auto"]
 """Whether CUDA graphs are captured, and products compiled on a CPU: where it can be done (``"auto"``), or as told."""
@@ -201,27 +202,46 @@ def _found() -> Kernels:
 
 
 def _library(command: tuple[str, ...], version: str) -> ctypes.CDLL:
-    """The library that ``command`` makes, from the cache where it is there; one that does not load is not kept."""
+    """The library that ``command`` makes, from the cache where it is there and intact."""
     try:
-        folder = root() / "kernels"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        expect_private(folder)
+        folder = own_folder(root() / "kernels")
         scratch = Path(tempfile.mkdtemp(dir=folder))
-    except (OSError, CacheError):  # what cannot be kept is made for this process
-        with tempfile.TemporaryDirectory() as elsewhere:
-            return ctypes.CDLL(str(_build(command, Path(elsewhere))))
-    try:
-        kept = folder / f"{version}.so"
-        if kept.is_file():
-            with suppress(OSError):  # half of one, or for another system: made anew
+    except CacheError as error:
+        warnings.warn(f"The kernels are compiled anew in every process. {error}", RuntimeWarning, stacklevel=2)
+    except OSError:  # a file system that is full or read-only, where an intact library may lie
+        with suppress(OSError, CacheError):
+            if is_intact(_manifest(kept := root() / "kernels" / f"{version}.so"), kept.name):
                 return ctypes.CDLL(str(kept))
-        built = _build(command, scratch)
-        library = ctypes.CDLL(str(built))
-        with suppress(OSError):
-            built.replace(kept)
-        return library
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    else:
+        try:
+            return _kept(command, folder / f"{version}.so", scratch)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    with tempfile.TemporaryDirectory() as elsewhere:  # what cannot be kept is made for this process
+        return ctypes.CDLL(str(_build(command, Path(elsewhere))))
+
+
+def _kept(command: tuple[str, ...], kept: Path, scratch: Path) -> ctypes.CDLL:
+    """The library ``kept``, made in ``scratch`` where it is not intact; one that does not load is not kept.
+
+    Two processes that make it at once both move a whole library into place. Should they differ, the next process finds
+    the digest of the other one, and makes it anew.
+    """
+    if is_intact(_manifest(kept), kept.name):
+        with suppress(OSError):  # for another system
+            return ctypes.CDLL(str(kept))
+    built = _build(command, scratch)
+    library = ctypes.CDLL(str(built))
+    with suppress(OSError):
+        built = built.replace(scratch / kept.name)
+        seal(_manifest(built), [built])
+        move(built, kept)
+        move(_manifest(built), _manifest(kept))
+    return library
+
+
+def _manifest(library: Path) -> Path:
+    return library.with_suffix(".digests.json")
 
 
 def _build(command: tuple[str, ...], folder: Path) -> Path:

@@ -24,6 +24,7 @@ STOREYS = [
         "agentspec.tokens",
         "agentspec.stats",
         "agentspec.folders",
+        "agentspec.digests",
         "agentspec.cache",
         "agentspec.threads",
         "agentspec.device",

@@ -41,12 +41,12 @@ def own_folder(folder: Path) -> Path:
 
     Raises ``CacheError`` as ``expect_own`` does: for the folder, and for all that lies between it and ``root()``.
     """
-    above = [*reversed(folder.absolute().parents)]
-    for path in (*above, folder):
+    top = _top()
+    for path in (*reversed(folder.absolute().parents), folder):
         if not path.exists():
             path.mkdir(mode=0o700, exist_ok=True)
-    for path in (*(path for path in above if path.is_relative_to(_top())), folder):
-        expect_own(path)
+        if path == folder or path.is_relative_to(top):
+            expect_own(path)
     return folder
 
 

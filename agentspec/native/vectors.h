@@ -22,6 +22,7 @@ constexpr int64_t RUN = 64;      // numbers of a long row that are looked at tog
 
 using Floats = float __attribute__((vector_size(4 * LANES)));
 using Words = int32_t __attribute__((vector_size(4 * LANES)));
+using Bits = uint32_t __attribute__((vector_size(4 * LANES)));  // which may overflow
 
 template <class Vector>
 inline Vector load(const void* from) {
@@ -94,7 +95,7 @@ inline Floats exponential(Floats x) {
     p = p * r + (1.0f / 6);
     p = p * r + 0.5f;
     p = p * r * r + r + 1.0f;
-    const Words bits = (Words)p + ((Words)whole << 23);
+    const Bits bits = (Bits)p + ((Bits)whole << 23);
     return vanishes ? Floats{} : x != x ? x : (Floats)bits;
 }
 

@@ -17,7 +17,7 @@ from agentspec import kernels as module
 
 HERE = Path(__file__).parent
 SANITIZERS = ("-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize-recover=all", "-g1")
-LEAST = {"vectors": 25, "draws": 900, "filters": 1800, "best": 400, "products": 350, "attention": 250, "layers": 450}
+LEAST = {"vectors": 25, "draws": 800, "filters": 1800, "best": 400, "products": 350, "attention": 250, "layers": 450}
 """Results that are compared in each build, by kernel."""
 
 

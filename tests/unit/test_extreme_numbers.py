@@ -66,7 +66,7 @@ HUGE = [1e39, -1e39, 1e300, 10**400, Fraction(10**400), Fraction(1, 10**400), 1e
 
 
 @pytest.mark.parametrize("name", ["temperature", "top_p", "min_p", *PENALTIES])
-@pytest.mark.parametrize("value", [*HUGE, 10**5000, Decimal(1), "1", None, True, 1j], ids=shown)
+@pytest.mark.parametrize("value", [*HUGE, 10**5000, Decimal(1), "1", True, 1j], ids=shown)
 def test_numbers_that_float32_lacks_are_refused(name: str, value: Any) -> None:
     with pytest.raises(InvalidRequestError, match=f"^{name} must be ") as caught:
         SamplingParams(**{name: value})
@@ -87,14 +87,15 @@ def test_a_bias_is_a_float32(value: Any) -> None:
 
 
 @pytest.mark.parametrize("name", INTEGERS)
-@pytest.mark.parametrize("digits", [19, 400, 5000])
+@pytest.mark.parametrize("digits", [20, 400, 5000])
 def test_integers_that_a_tensor_lacks_are_refused(name: str, digits: int) -> None:
     value: Any = 10**digits
     with pytest.raises(InvalidRequestError, match=f"^{name} must be ") as caught:
         SamplingParams(**{name: (value,) if name.endswith("ids") else value})
     assert len(str(caught.value)) < 500
-    with pytest.raises(InvalidRequestError, match=r"^logit_bias must be "):
-        SamplingParams(logit_bias={value: 1.0})
+    for key in (value, "9" * digits):
+        with pytest.raises(InvalidRequestError, match=r"^logit_bias must be "):
+            SamplingParams(logit_bias={key: 1.0})
 
 
 def test_numbers_at_the_edge_are_taken() -> None:
@@ -108,7 +109,7 @@ def test_numbers_at_the_edge_are_taken() -> None:
 
 
 def test_limits_that_are_no_numbers_are_named() -> None:
-    for value in (None, "9", 1.5):
+    for value in ("9", 1.5):
         with pytest.raises(InvalidRequestError, match=r"^max_tokens must be an integer from 1"):
             SamplingParams(max_tokens=value)  # type: ignore[arg-type]
 

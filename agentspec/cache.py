@@ -4,7 +4,8 @@ It lies on ``diskcache``, which unpickles what it finds. Here a row that is not 
 no value lies in a file of its own (whose name a row could choose), and a value says which key it belongs to and what
 its digest is. The folder must belong to the user alone.
 
-A cache costs time where it fails, never a result: what cannot be read is a miss, what cannot be written is dropped.
+A cache costs time where it fails, never a result: what cannot be read is a miss, what cannot be written is dropped, and
+a database that is damaged is set aside (as ``cache.db.damaged``) for a new one.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import diskcache
 from diskcache.core import DEFAULT_SETTINGS, METADATA, MODE_RAW
 
-from agentspec.folders import expect_private, root
+from agentspec.folders import expect_private, own_folder, root
 
 SIZE_LIMIT = 2**30  # bytes; what was stored first goes first
 WAIT_SECONDS = 1.0  # for a lock of another process; longer than that, computing again is as good
@@ -38,23 +39,34 @@ class DiskCache:
         size_limit: bytes to keep, about.
 
     Raises:
-        CacheError: for a folder that another user owns or that others may enter. A folder that can only not be used
-            (a full or read-only disk, a locked or broken database) makes a cache that keeps nothing.
+        CacheError: for a folder that is not the user's own, or that others may enter. A folder that can only not be
+            used (a full or read-only disk, a locked or foreign database) makes a cache that keeps nothing.
     """
 
     def __init__(self, folder: Path | None = None, size_limit: int = SIZE_LIMIT) -> None:
-        self._cache: diskcache.Cache | None = None
-        folder = folder or root() / "entries"
+        self._folder, self._size_limit = folder or root() / "entries", size_limit
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            expect_private(folder)
-            _expect_usable(folder)
-            self._cache = diskcache.Cache(
-                str(folder), timeout=WAIT_SECONDS, disk=_BytesDisk, **_SETTINGS, size_limit=size_limit
-            )
-        except _FAILURES:
+            expect_private(own_folder(self._folder))
+        except OSError:
+            self._cache = None
             return
-        self.close()
+        self._cache = self._opened()
+
+    def _opened(self, again: bool = True) -> diskcache.Cache | None:
+        """The database, made where it is missing or damaged; None where it cannot be used."""
+        try:
+            _expect_usable(self._folder)
+            cache = diskcache.Cache(
+                str(self._folder), timeout=WAIT_SECONDS, disk=_BytesDisk, **_SETTINGS, size_limit=self._size_limit
+            )
+            cache.close()
+        except _FAILURES as error:
+            if not again or not _is_damage(error):
+                return None
+        else:
+            return cache
+        _set_aside(self._folder)
+        return self._opened(again=False)
 
     def get(self, key: str) -> bytes | None:
         """The value under a key; None where there is none that can be trusted."""
@@ -77,15 +89,18 @@ class DiskCache:
             self._cache.close()
 
     def _try(self, act: Callable[[diskcache.Cache], T]) -> T | None:
-        if self._cache is None:
+        if (cache := self._cache) is None:
             return None
         try:
-            return act(self._cache)
-        except _FAILURES:
-            return None
+            return act(cache)
+        except _FAILURES as error:
+            failure = error
         finally:
             # Else every thread would leave a connection open when it ends, for somebody else to close.
-            self.close()
+            cache.close()
+        if _is_damage(failure) or "no such table" in str(failure):  # emptied, or taken away
+            self._cache = self._opened()
+        return None
 
 
 class _ForeignRowError(Exception):
@@ -94,6 +109,21 @@ class _ForeignRowError(Exception):
 
 # What a full disk, another process, or whoever else wrote into the folder can bring about.
 _FAILURES = (OSError, sqlite3.Error, diskcache.Timeout, _ForeignRowError, ValueError, TypeError, KeyError)
+
+
+def _is_damage(error: Exception) -> bool:
+    """Whether a database is none, or no longer one."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return code is not None and code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def _set_aside(folder: Path) -> None:
+    """Rename a damaged database, its log first, which would be read into a new one."""
+    for suffix in ("-wal", "-shm", ""):
+        database = folder / f"{diskcache.core.DBNAME}{suffix}"
+        with suppress(OSError):
+            database.replace(f"{database}.damaged")
+
 
 # All of them: what is left out, diskcache takes from the database.
 _SETTINGS: dict[str, Any] = {

@@ -63,14 +63,18 @@ class Dice:
         return (_logical_shift(self._hash(role, offsets), 11)).double() * 2.0**-53
 
     def draw(self, law: Tensor, role: Role, offsets: Tensor) -> Tensor:
-        """One token per row from ``law`` (``[B, V]``, any positive mass) by inverting its cumulative sum; ``[B]``."""
+        """One token per row from ``law`` (``[B, V]``, any positive mass) by inverting its cumulative sum; ``[B]``.
+
+        0 where a law is NaN or has no mass.
+        """
         kernels = None if self.needs_edges else kernels_for(law)
         if kernels is not None:
             return kernels.draw(law, self.uniform(role, offsets))
         cumulative = law.double().cumsum(-1)
         cumulative = cumulative / cumulative[:, -1:]  # ends at 1, above every u: a token without mass is not hit
         u = self.uniform(role, offsets, edges=cumulative)
-        return torch.searchsorted(cumulative, u[:, None], right=True)[:, 0]
+        drawn = torch.searchsorted(cumulative, u[:, None], right=True)[:, 0]
+        return drawn.where(cumulative[:, -1] == 1, 0)
 
     def select(self, rows: list[int]) -> Dice:
         """The dice of some of the rows."""

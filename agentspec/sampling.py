@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,117 +14,10 @@ from agentspec.device import upload, vector
 from agentspec.errors import InvalidRequestError
 from agentspec.kernels import kernels_for
 from agentspec.masks import TokenMask
+from agentspec.params import LEAST_TEMPERATURE as LEAST_TEMPERATURE
+from agentspec.params import LogitsProcessor as LogitsProcessor
+from agentspec.params import SamplingParams as SamplingParams
 from agentspec.tokens import NO_TOKEN
-from agentspec.values import in_one_form, is_integer, is_number
-
-LEAST_TEMPERATURE = 1e-5
-"""Below this, scores divided by it leave float32; the law is greedy long before."""
-
-LogitsProcessor = Callable[[list[int], Tensor], Tensor]
-"""``(prefix, logits [V]) -> logits [V]``."""
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """How the tokens of one request are drawn, and when it ends. None stands for a default.
-
-    Args:
-        temperature: divides the scores; 0 is greedy.
-        top_p: keep the most probable tokens whose mass reaches this; 1 keeps all.
-        top_k: keep this many most probable tokens (and ties of the last); 0 keeps all.
-        min_p: keep tokens at least this share as probable as the best; 0 keeps all.
-        seed: same seed, same draws; None draws a fresh one per request.
-        max_tokens: the most tokens to emit, an end token counted.
-        stop: strings that end the text; they are not part of it.
-        stop_token_ids: ids that end the sequence beside the tokenizer's own end tokens; emitted in ``tokens``, not in
-            ``text``.
-        logprobs: None or False for none, else how many alternatives to report beside each emitted token; True for 0.
-        raw_logprobs: report the model's own probabilities in place of those of the law that was drawn from.
-        include_stop: keep a stop string in the text, and its tokens.
-        skip_special_tokens: leave special tokens out of the text (end tokens always are).
-        min_tokens: end tokens are illegal before this many tokens (a stop string or the end of a grammar still ends).
-        repetition_penalty: divides positive and multiplies negative scores of tokens seen in prompt or text (Keskar
-            et al. 2019); 1 leaves them.
-        presence_penalty: subtracted from the scores of tokens in the text.
-        frequency_penalty: likewise, times their count.
-        logit_bias: added to the scores of these ids, which may be written as text, as JSON has them.
-        banned_token_ids: never emitted.
-        logits_processor: functions ``(prefix, logits) -> logits`` of the ids so far and the scores ``[V]`` after them,
-            applied in order behind penalties and bias; they must depend on nothing else.
-
-    Raises:
-        InvalidRequestError: for a value outside its range.
-    """
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None
-    max_tokens: int = 256
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    logprobs: int | None = None
-    raw_logprobs: bool = False
-    include_stop: bool = False
-    skip_special_tokens: bool = True
-    min_tokens: int = 0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    banned_token_ids: tuple[int, ...] = ()
-    logits_processor: tuple[LogitsProcessor, ...] = ()
-
-    def __post_init__(self) -> None:
-        vars(self).update(in_one_form(self))
-        rules: tuple[tuple[str, bool, str], ...] = (
-            (
-                "temperature",
-                is_number(self.temperature) and (self.temperature == 0 or self.temperature >= LEAST_TEMPERATURE),
-                f"0 (greedy) or a finite number >= {LEAST_TEMPERATURE}",
-            ),
-            ("top_p", is_number(self.top_p) and 0 < self.top_p <= 1, "a number in (0, 1]"),
-            ("top_k", is_integer(self.top_k) and self.top_k >= 0, "an integer >= 0 (0 keeps all)"),
-            ("min_p", is_number(self.min_p) and 0 <= self.min_p <= 1, "a number in [0, 1]"),
-            ("seed", self.seed is None or is_integer(self.seed), "None or an integer"),
-            ("max_tokens", is_integer(self.max_tokens) and self.max_tokens >= 1, "an integer >= 1"),
-            ("stop", all(isinstance(s, str) and s for s in self.stop), "non-empty strings"),
-            ("stop_token_ids", all(is_integer(i) and i >= 0 for i in self.stop_token_ids), "ids >= 0"),
-            (
-                "logprobs",
-                self.logprobs is None or (is_integer(self.logprobs) and self.logprobs >= 0),
-                "None or an integer >= 0",
-            ),
-            (
-                "min_tokens",
-                is_integer(self.min_tokens) and 0 <= self.min_tokens <= self.max_tokens,
-                f"an integer in [0, max_tokens={self.max_tokens}]",
-            ),
-            (
-                "repetition_penalty",
-                is_number(self.repetition_penalty) and self.repetition_penalty > 0,
-                "a finite number > 0",
-            ),
-            ("presence_penalty", is_number(self.presence_penalty), "a finite number"),
-            ("frequency_penalty", is_number(self.frequency_penalty), "a finite number"),
-            (
-                "logit_bias",
-                all(is_integer(i) and is_number(v) for i, v in self.logit_bias.items()),
-                "finite numbers by id (banned_token_ids bans)",
-            ),
-            ("banned_token_ids", all(is_integer(i) and i >= 0 for i in self.banned_token_ids), "ids >= 0"),
-            ("logits_processor", all(map(callable, self.logits_processor)), "functions (prefix, logits) -> logits"),
-        )
-        for name, holds, expected in rules:
-            if not holds:
-                raise InvalidRequestError(f"{name} must be {expected}, got {getattr(self, name)!r}.")
-
-    @property
-    def adjusts(self) -> bool:
-        """Whether the law depends on more than scores, mask and filters."""
-        penalties = (self.repetition_penalty != 1, self.presence_penalty, self.frequency_penalty)
-        return any((*penalties, self.logit_bias, self.banned_token_ids, self.min_tokens, self.logits_processor))
 
 
 @dataclass(frozen=True)
@@ -154,10 +47,26 @@ def warp(
     mask: Tensor | None = None,
     prefixes: Sequence[Prefix] | None = None,
 ) -> Tensor:
-    """The law a token is drawn from, given its scores. The order of the steps is part of the contract.
+    """The law a token is drawn from, given its scores: the softmax of what ``warped`` makes of them.
+
+    Arguments and errors are those of ``warped``.
+
+    Returns:
+        ``[B, K, V]`` probabilities, float32 or wider; greedy rows are one-hot. A position without a law is NaN.
+    """
+    return warped(logits, params, mask, prefixes).softmax(-1)
+
+
+def warped(
+    logits: Tensor,
+    params: Sequence[SamplingParams],
+    mask: Tensor | None = None,
+    prefixes: Sequence[Prefix] | None = None,
+) -> Tensor:
+    """Turn logits into those whose softmax is the law. The order of the steps is part of the contract.
 
     Penalties and bias, the grammar's mask (before top-k, which could leave no legal token), temperature, top-k, top-p,
-    min-p.
+    min-p. Legal tokens with a logit of +inf share the whole mass equally; at temperature 0 the first of them has it.
 
     Args:
         logits: ``[B, K, V]`` scores.
@@ -166,8 +75,8 @@ def warp(
         prefixes: one per row; needed where ``params`` look at them (``SamplingParams.adjusts``).
 
     Returns:
-        ``[B, K, V]`` probabilities, float32 or wider; greedy rows are one-hot. A position without a legal token has no
-        law: it is NaN. Behind a token that will be rejected that does no harm.
+        ``[B, K, V]``, float32 or wider, of which the greatest of a position is 0. A position has no law, and is NaN,
+        where no token is legal or the logit of a legal one is NaN: harmless after a token that will be rejected.
 
     Raises:
         InvalidRequestError: where a processor returns no scores.
@@ -178,7 +87,7 @@ def warp(
     greedy = [p.temperature == 0 for p in params]
     if all(greedy):
         return _one_hot(scores)
-    warm = scores / _by_row([p.temperature or 1.0 for p in params], scores)
+    warm = _below_greatest(scores).div_(_by_row([p.temperature or 1.0 for p in params], scores))
     for keep, values, neutral in (
         (_keep_top_k, [p.top_k for p in params], 0),
         (_keep_top_p, [p.top_p for p in params], 1.0),
@@ -188,9 +97,22 @@ def warp(
         if rows:
             index = _index(rows, scores)
             warm = warm.index_copy(0, index, keep(warm[index], [values[b] for b in rows]))
-    law = warm.softmax(-1)
     cold = [b for b, is_greedy in enumerate(greedy) if is_greedy]
-    return law.index_copy(0, _index(cold, law), _one_hot(scores[cold])) if cold else law
+    return warm.index_copy(0, _index(cold, warm), _one_hot(scores[cold])) if cold else warm
+
+
+def log_probs(logits: Tensor) -> Tensor:
+    """Return the logarithm of the law of logits ``[..., V]``, raw or ``warped``: finite where the law rounds to 0."""
+    return _below_greatest(_widened(logits)).log_softmax(-1)
+
+
+def _below_greatest(logits: Tensor) -> Tensor:
+    """Return ``logits - greatest``, whose softmax is the same and whose quotients are finite.
+
+    Where the greatest is +inf, those that are +inf become 0 and all others -inf: the limit.
+    """
+    below = logits - logits.amax(-1, keepdim=True)
+    return below.masked_fill_(logits == math.inf, 0.0)
 
 
 def best_tokens(scores: Tensor) -> list[list[int]]:
@@ -234,7 +156,7 @@ def adjusted(logits: Tensor, params: Sequence[SamplingParams], prefixes: Sequenc
     Raises:
         InvalidRequestError: where a processor returns no scores.
     """
-    scores = logits if logits.dtype == torch.float32 else logits.to(torch.promote_types(logits.dtype, torch.float32))
+    scores = _widened(logits)
     rows = [b for b, p in enumerate(params) if p.adjusts]
     if rows:
         if prefixes is None:
@@ -246,6 +168,11 @@ def adjusted(logits: Tensor, params: Sequence[SamplingParams], prefixes: Sequenc
     return scores
 
 
+def _widened(logits: Tensor) -> Tensor:
+    """Return logits as float32, or wider where they are wider."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
 def _adjust(scores: Tensor, params: SamplingParams, prefix: Prefix, k: int) -> Tensor:
     """The scores ``[V]`` of position k under penalties, bias, bans and processors."""
     seen = prefix.before(k)
@@ -254,26 +181,53 @@ def _adjust(scores: Tensor, params: SamplingParams, prefix: Prefix, k: int) -> T
         ids = _index(sorted(set(seen)), scores)
         penalised = scores[ids]
         factor = params.repetition_penalty
-        scores = scores.index_copy(0, ids, torch.where(penalised > 0, penalised / factor, penalised * factor))
+        scores = _copied(scores, ids, torch.where(penalised > 0, penalised / factor, penalised * factor))
     counts = Counter(text)
     steps = {i: -params.presence_penalty - params.frequency_penalty * n for i, n in counts.items()}
     for shift in (steps if params.presence_penalty or params.frequency_penalty else {}, params.logit_bias):
         if shift:
-            scores = scores.index_add(0, _index(list(shift), scores), vector(list(shift.values()), scores))
+            ids = _index(list(shift), scores)
+            scores = _copied(scores, ids, scores[ids] + vector(list(shift.values()), scores))
     ends = prefix.end_tokens if len(text) < params.min_tokens else ()
     illegal = [*params.banned_token_ids, *ends]
     if illegal:
         scores = scores.index_fill(0, _index(illegal, scores), -math.inf)
     for processor in params.logits_processor:
         processed = processor(seen, scores.clone())
-        if not isinstance(processed, Tensor) or processed.shape != scores.shape or bool(processed.isnan().any()):
+        is_shaped = isinstance(processed, Tensor) and processed.shape == scores.shape
+        # NaN that the model gave is no fault of the processor: it is told apart where the token is chosen.
+        if not is_shaped or (_has_nan(processed) and not _has_nan(scores)):
             found = tuple(processed.shape) if isinstance(processed, Tensor) else type(processed).__name__
             raise InvalidRequestError(
                 f"A logits_processor must return scores of shape {tuple(scores.shape)} without NaN, got {found}"
-                f"{' with NaN' if found == tuple(scores.shape) else ''}."
+                f"{' with NaN' if is_shaped else ''}."
             )
         scores = processed.to(scores)
     return scores
+
+
+def _copied(scores: Tensor, ids: Tensor, changed: Tensor) -> Tensor:
+    """Return ``scores`` ``[V]`` with other ones for ``ids``: finite ones stay finite, and others as they are."""
+    bound, before = torch.finfo(scores.dtype).max, scores[ids]
+    return scores.index_copy(0, ids, torch.where(before.isfinite(), changed.clamp(-bound, bound), before))
+
+
+def _has_nan(logits: Tensor) -> bool:
+    return bool(logits.isnan().any())
+
+
+def why_no_token(logits: Tensor) -> str:
+    """Say why no token can follow, given the target's logits ``[V]`` there."""
+    if _has_nan(logits):
+        return (
+            f"The target model gave NaN as the logits of {int(logits.isnan().sum())} of {len(logits)} tokens, so that "
+            "none can be chosen: its weights hold NaN, or its arithmetic overflowed. Check the weights, or load it in "
+            "another dtype (float16 overflows easily)."
+        )
+    return (
+        "No token may come next: the grammar has a dead end here, or it, banned ids, min_tokens and a "
+        "logits_processor together leave none; loosen one of them."
+    )
 
 
 def _index(rows: list[int], like: Tensor) -> Tensor:
@@ -281,10 +235,10 @@ def _index(rows: list[int], like: Tensor) -> Tensor:
 
 
 def _one_hot(scores: Tensor) -> Tensor:
-    """The limit of temperature 0: all mass on the first best token, which no filter would change."""
+    """The logits of the limit of temperature 0: 0 for the first best token and -inf for all others."""
     values, ids = scores.max(-1, keepdim=True)
-    law = torch.zeros_like(scores).scatter_(-1, ids, 1.0)
-    return law.masked_fill_(~(values > -math.inf), math.nan)  # none is legal, or a score is NaN
+    peak = torch.full_like(scores, -math.inf).scatter_(-1, ids, 0.0)
+    return peak.masked_fill_(~(values > -math.inf), math.nan)  # none is legal, or a score is NaN
 
 
 # Each keep-function cuts by value, not by rank: tied tokens share one fate, whatever order a sort would give them.

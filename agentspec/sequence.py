@@ -16,7 +16,7 @@ from agentspec.detokenizer import Detokenizer
 from agentspec.dice import DICE, Acceptance, Dice, fresh_seed
 from agentspec.errors import GrammarError, InvalidRequestError
 from agentspec.masks import TokenMask
-from agentspec.sampling import Prefix, SamplingParams
+from agentspec.sampling import Prefix, SamplingParams, log_probs
 from agentspec.stops import Ending, StopStrings
 
 
@@ -270,31 +270,29 @@ class Batch:
         """Seconds spent so far on the text of the batch's sequences."""
         return sum(s.detokenize_seconds for s in self.sequences)
 
-    def commit(self, row: int, block: list[int], p: Tensor | None, logits: Tensor, walked: int = 0) -> int:
+    def commit(self, row: int, block: list[int], warped: Tensor | None, logits: Tensor, walked: int = 0) -> int:
         """Extend a sequence by its block; how many tokens it took.
 
         Args:
             row: of the sequence.
             block: accepted tokens and the recovered or bonus token.
-            p: ``[B, K+1, V]``, the law that each position was drawn from; None where the batch ``needs_laws`` not.
+            warped: ``[B, K+1, V]``, the logits whose softmax each position was drawn from; None where the batch
+                ``needs_laws`` not.
             logits: ``[B, K+1, V]``, the target's scores that it was made of.
             walked: tokens of the block that the sequence's matcher has taken already.
         """
         sequence = self.sequences[row]
         taken = sequence.extend(block, walked)
         if sequence.params.logprobs is not None:
-            if sequence.params.raw_logprobs:
-                laws = logits[row, :taken].float().softmax(-1)
-            else:
-                assert p is not None  # the batch needs laws
-                laws = p[row, :taken]
-            sequence.logprobs += _logprobs(block[:taken], laws, sequence.params.logprobs)
+            reported = logits if sequence.params.raw_logprobs else warped
+            assert reported is not None  # the batch needs laws
+            sequence.logprobs += _logprobs(block[:taken], reported[row, :taken], sequence.params.logprobs)
             del sequence.logprobs[sequence.length :]
         return taken
 
 
-def _logprobs(tokens: list[int], laws: Tensor, alternatives: int) -> list[TokenLogprob]:
-    logs = laws.log()  # [T, V]
+def _logprobs(tokens: list[int], logits: Tensor, alternatives: int) -> list[TokenLogprob]:
+    logs = log_probs(logits)  # [T, V]
     chosen = logs.gather(-1, torch.tensor(tokens, device=logs.device)[:, None])[:, 0].tolist()
     values, ids = logs.topk(min(alternatives, logs.shape[-1]), dim=-1)
     tops = [

@@ -26,7 +26,7 @@ from agentspec.drafters import Draft, Drafter, NoDrafter
 from agentspec.errors import InvalidRequestError
 from agentspec.models import BestModel, CachingModel, LanguageModel
 from agentspec.models.cost import measured
-from agentspec.sampling import adjusted, best_legal, best_tokens, warp
+from agentspec.sampling import adjusted, best_legal, best_tokens, warped, why_no_token
 from agentspec.sequence import Batch
 from agentspec.stats import FORCED, Laps, RoundStats, RowStats
 from agentspec.tokens import NO_TOKEN, common_prefix
@@ -39,7 +39,7 @@ class Verdict:
     accepted: Tensor
     token: Tensor
 
-    def blocks(self, draft: Draft, p: Tensor) -> list[list[int]]:
+    def blocks(self, draft: Draft, p: Tensor, logits: Tensor) -> list[list[int]]:
         """What each row emits: the accepted prefix of its draft, and the token behind it.
 
         It is here that the host waits for the target.
@@ -50,19 +50,16 @@ class Verdict:
         rows = torch.arange(len(p), device=p.device)
         has_no_law = p[rows, self.accepted, 0].isnan()
         told = torch.stack([self.accepted, self.token.masked_fill(has_no_law, NO_TOKEN)], dim=1).tolist()
-        return [_block(span[:n], token) for span, (n, token) in zip(draft.spans, told, strict=True)]
+        return [_block(span[:n], token, row) for span, (n, token), row in zip(draft.spans, told, logits, strict=True)]
 
 
-def _block(accepted: list[int], token: int) -> list[int]:
+def _block(accepted: list[int], token: int, logits: Tensor) -> list[int]:
     """The accepted tokens and the one behind them. Where there is none, the text may end before it: a round that
-    begins there tells."""
+    begins there tells, by the logits ``[K+1, V]``."""
     if token != NO_TOKEN:
         return [*accepted, token]
     if not accepted:
-        raise InvalidRequestError(
-            "No token may come next: the grammar has a dead end here, or it, banned ids, min_tokens and a "
-            "logits_processor together leave none; loosen one of them."
-        )
+        raise InvalidRequestError(why_no_token(logits[0]))
     return accepted
 
 
@@ -120,7 +117,7 @@ def verify_greedy(scores: Tensor, best: Sequence[Sequence[int]], draft: Draft, w
             if token not in legal[n : n + 1]:
                 break
             n += 1
-        blocks.append(_block(legal[:n], token))
+        blocks.append(_block(legal[:n], token, scores[row]))
     return blocks
 
 
@@ -205,8 +202,8 @@ class SpeculativeDecoder:
             mask = walk.masks(draft.spans).tensor if batch.needs_laws else None
             draft = _forced_named(draft, walk)
             masked_at, masking, detokenizing = laps.lap("mask_s"), walk.seconds, batch.detokenize_seconds
-            blocks, p = self._verified(batch, draft, walk, logits, mask)
-            rows = [_commit(batch, row, block, draft, walk, p, logits) for row, block in enumerate(blocks)]
+            blocks, of_laws = self._verified(batch, draft, walk, logits, mask)
+            rows = [_commit(batch, row, block, draft, walk, of_laws, logits) for row, block in enumerate(blocks)]
         finally:
             walk.settle()  # until the commit a round changes nothing, so that one that fails can be played again
         laps.lap("sample_s")
@@ -220,14 +217,15 @@ class SpeculativeDecoder:
     def _verified(
         self, batch: Batch, draft: Draft, walk: Walk, logits: Tensor, mask: Tensor | None
     ) -> tuple[list[list[int]], Tensor | None]:
-        """What each row emits, and the law p where one was needed."""
+        """What each row emits, and the ``warped`` logits where laws were needed."""
         prefixes = batch.prefixes(draft.spans)
         if not batch.needs_laws:
             scores = adjusted(logits, batch.params, prefixes)
             known = None if self._best is None else self._best.best_of(scores)
             return verify_greedy(scores, known or best_tokens(scores), draft, walk), None
-        p = warp(logits, batch.params, mask, prefixes)
-        return VERIFY[batch.acceptance](p, draft, batch.dice).blocks(draft, p), p
+        of_laws = warped(logits, batch.params, mask, prefixes)
+        p = of_laws.softmax(-1)  # as ``warp``
+        return VERIFY[batch.acceptance](p, draft, batch.dice).blocks(draft, p, logits), of_laws
 
     def prefill(self, contexts: list[list[int]]) -> dict[str, float]:
         """Let target and drafter compute what they will need of these contexts. Costs time, changes nothing.
@@ -257,10 +255,10 @@ def _forced_named(draft: Draft, walk: Walk) -> Draft:
 
 
 def _commit(
-    batch: Batch, row: int, block: list[int], draft: Draft, walk: Walk, p: Tensor | None, logits: Tensor
+    batch: Batch, row: int, block: list[int], draft: Draft, walk: Walk, of_laws: Tensor | None, logits: Tensor
 ) -> RowStats:
     """Commit the block of a row; count what each drafter proposed and what was kept of it."""
-    taken = batch.commit(row, block, p, logits, walk.leave(row, block))
+    taken = batch.commit(row, block, of_laws, logits, walk.leave(row, block))
     accepted = min(taken, common_prefix(draft.spans[row], block))
     sources = draft.sources[row]
     return RowStats(Counter(sources), Counter(sources[:accepted]), taken, walk.constrained(row, taken))

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import numbers
 from dataclasses import MISSING, fields
 from typing import Any
+
+LEAST, GREATEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
+"""The smallest and the greatest normal float32."""
+
+MOST = 2**63 - 1
+"""The greatest integer of a tensor."""
+
+_SHOWN = 200  # characters of a value in an error
+_DIGITS = 20  # of an id that is written as text; a longer one is none
 
 
 def in_one_form(params: Any) -> dict[str, Any]:
@@ -20,15 +28,39 @@ def in_one_form(params: Any) -> dict[str, Any]:
         **{f.name: tuple(getattr(params, f.name) or ()) for f in fields(params) if f.default == ()},
         "stop": (stop,) if isinstance(stop, str) else tuple(stop or ()),
         "logprobs": (0 if flag else None) if isinstance(flag, bool) else flag,
-        "logit_bias": {int(i) if isinstance(i, str) and i.isdecimal() else i: value for i, value in bias.items()},
+        "logit_bias": {_as_id(i): value for i, value in bias.items()},
     }
 
 
-def is_integer(value: object) -> bool:
+def _as_id(key: Any) -> Any:
+    return int(key) if isinstance(key, str) and key.isdecimal() and len(key) <= _DIGITS else key
+
+
+def is_whole(value: object) -> bool:
     """Whether a value is an integer, and no boolean."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
+def is_integer(value: object) -> bool:
+    """Whether a value is an integer that a tensor of ids or counts holds, and no boolean."""
+    return is_whole(value) and abs(int(value)) <= MOST  # type: ignore[call-overload]
+
+
 def is_number(value: object) -> bool:
-    """Whether a value is a finite number, and no boolean."""
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether a value is a real number that stays finite, and other than 0, as a normal float32; and no boolean."""
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        return False
+    try:
+        size = abs(float(value))
+    except OverflowError:  # an integer of hundreds of digits
+        return False
+    return bool(value == 0) or LEAST <= size <= GREATEST
+
+
+def shown(value: object) -> str:
+    """``repr`` of a value, cut short."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python does not print integers of thousands of digits
+        text = f"{type(value).__name__} with an integer of thousands of digits"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text)} characters)"

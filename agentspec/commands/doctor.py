@@ -10,11 +10,13 @@ import stat
 import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import torch
 
 from agentspec import embedded
-from agentspec.folders import CACHE_VARIABLE, root
+from agentspec.errors import CacheError
+from agentspec.folders import CACHE_VARIABLE, expect_own, expect_private, root
 from agentspec.kernels import KernelsMissingError, kernels
 from agentspec.visible import visible
 
@@ -87,11 +89,10 @@ def _cache() -> Iterator[Finding]:
         yield "cache", f"{folder}, which will be made; {CACHE_VARIABLE} names another"
         return
     mode = stat.S_IMODE(folder.stat().st_mode)
-    entries = folder / "entries"
-    open_to_others = [path for path in (entries,) if path.exists() and path.stat().st_mode & 0o077]
     yield "cache", f"{folder}, mode {mode:04o}; {CACHE_VARIABLE} names another"
-    for path in open_to_others:
-        yield "", f"others may enter {path}, so it will be refused: chmod 700 {path}"
+    for part, expect in (("", expect_own), ("kernels", expect_own), ("entries", expect_private)):
+        if (folder / part).exists():
+            yield from _refused(folder / part, expect)
     if not os.access(folder, os.W_OK):
         yield "", f"it cannot be written: change its mode, or set {CACHE_VARIABLE}"
     free = shutil.disk_usage(folder).free
@@ -99,10 +100,17 @@ def _cache() -> Iterator[Finding]:
     yield "disk", f"{free / 2**30:.1f} GiB free{advice}"
 
 
+def _refused(folder: Path, expect: Callable[[Path], None]) -> Iterator[Finding]:
+    try:
+        expect(folder)
+    except CacheError as error:
+        yield "", f"it will be refused: {error}"
+
+
 def _model() -> Iterator[Finding]:
-    folder = root() / embedded.folder_name()
-    there = folder.is_dir()
-    yield "embedded model", "present" if there else "missing; `python -m agentspec.embedded` fetches it (93 MB, once)"
+    state = "damaged" if (root() / embedded.folder_name()).exists() else "missing"
+    told = f"{state}; `python -m agentspec.embedded` fetches it (93 MB, once)"
+    yield "embedded model", "present" if embedded.is_present() else told
 
 
 def _extras() -> Iterator[Finding]:
@@ -113,7 +121,7 @@ def _extras() -> Iterator[Finding]:
 
 def _memory() -> Iterator[Finding]:
     """The bound of the KV cache, as the embedded model has it here; it is not fetched for that."""
-    if not (root() / embedded.folder_name()).is_dir():
+    if not embedded.is_present():
         return
     model, _ = embedded.load()
     model.next_logits([[1, 2]], [1])

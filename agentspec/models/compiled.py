@@ -114,8 +114,8 @@ class CompiledLayers:
             window: slots that a position sees where there is none; 0 for all.
         """
         heads, stores = self.heads, cache.stores(self.heads.layer)
-        assert stores is not None
-        assert live <= cache.capacity
+        if stores is None or live > cache.capacity:
+            raise IndexError(f"Expected a cache that has {live} slots; got one of {cache.capacity}.")
         each = (heads.query_heads + 2 * heads.kv_heads) * heads.dim
         return Sizes(
             *(batch, heads.query_heads, heads.kv_heads, width, live, heads.dim),

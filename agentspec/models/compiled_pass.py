@@ -101,6 +101,7 @@ class CompiledPass:
         layers = self._layers.over(cache)
         if layers is None or not self._direct.is_whole or not all(is_untouched(part) for *_, part in self._links):
             return None
+        _expect_within(feeds, cache, self._around_layers[0].num_embeddings)
         counts, asked = [len(feed.tokens) for feed in feeds], [feed.last for feed in feeds]
         live = max(feed.start + count for feed, count in zip(feeds, counts, strict=True))
         self._around.cosines, self._around.sines = self._angles.reaching(live)
@@ -150,6 +151,19 @@ def _place(weight: Tensor | None) -> tuple[int, torch.dtype] | None:
     return None if weight is None else (weight.data_ptr(), weight.dtype)
 
 
+def _expect_within(feeds: Sequence[Feed], cache: RaggedKV, ids: int) -> None:
+    """Raise ``IndexError`` for feeds that would be read or written outside of the embeddings or the cache."""
+    for feed in feeds:
+        end, tokens = feed.start + len(feed.tokens), feed.tokens or [0]
+        is_inside = 0 <= feed.row < len(cache.rows) and feed.start >= 0 and end <= cache.capacity
+        if not is_inside or not 0 <= feed.last <= len(feed.tokens) or min(tokens) < 0 or max(tokens) >= ids:
+            raise IndexError(
+                f"Expected ids below {ids} in slots below {cache.capacity} of rows below {len(cache.rows)}; got "
+                f"{len(feed.tokens)} ids of {min(tokens)} to {max(tokens)}, {feed.last} of them asked for, from slot "
+                f"{feed.start} of row {feed.row} on."
+            )
+
+
 def _integers(values: Sequence[int]) -> Any:
     return (ctypes.c_int64 * len(values))(*values)
 
@@ -175,7 +189,9 @@ class _Angles:
         return all(torch.allclose(a, b[:-1], atol=1e-6) for a, b in zip(alone, beside, strict=True))
 
     def reaching(self, slots: int) -> tuple[int, int]:
-        """The addresses of both, for at least so many slots."""
+        """The addresses of both, for at least so many slots. Raises ``IndexError`` beyond the last position."""
+        if slots > self._positions:
+            raise IndexError(f"The model has {self._positions} positions; got {slots} slots.")
         while len(self._cosines) < slots:
             begin = len(self._cosines)
             cosines, sines = self._at(_positions(begin, min(begin + _STEP, self._positions)))

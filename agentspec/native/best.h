@@ -39,7 +39,7 @@ Best best_within(const float* scores, int64_t begin, int64_t end) {
         for (; i < last; i++) best.is_nan |= std::isnan(scores[i]), greatest = std::max(greatest, scores[i]);
         if (greatest > best.score) best.score = greatest, best.token = run;  // where the run begins, until it is known
     }
-    while (best.token >= 0 && scores[best.token] != best.score) best.token++;
+    while (best.token >= 0 && best.token < end - 1 && scores[best.token] != best.score) best.token++;
     return best;
 }
 

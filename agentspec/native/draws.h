@@ -44,7 +44,7 @@ int64_t drawn(const float* law, int64_t size, double u) {
         }
         return token;
     }
-    return 0;
+    return 0;  // NaN, or no mass
 }
 
 // The finaliser of SplitMix64 (Steele, Lea, Flood 2014).

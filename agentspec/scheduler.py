@@ -13,6 +13,8 @@ from __future__ import annotations
 import threading
 from collections import Counter
 
+import torch
+
 from agentspec.dice import Acceptance
 from agentspec.errors import EngineClosedError, InvalidRequestError
 from agentspec.job import Job, Member
@@ -20,6 +22,7 @@ from agentspec.metrics import EngineMetrics, Meter
 from agentspec.sequence import Batch
 from agentspec.speculative import SpeculativeDecoder
 from agentspec.stats import RoundStats
+from agentspec.threads import BUDGET
 
 
 class Scheduler:
@@ -86,6 +89,7 @@ class Scheduler:
                     self._wake.wait_for(lambda: self._closed or self._waiting or self._running)
                     if self._closed:
                         break
+                self._meter.threads = BUDGET.apply() if self._decoder.fits_any_threads else torch.get_num_threads()
                 self.step()
         except BaseException as error:  # a SystemExit in somebody's processor, say: nobody may wait for ever
             cause = EngineClosedError(f"The engine's worker was ended by {error!r}; make a new engine to go on.")

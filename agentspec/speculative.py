@@ -24,7 +24,7 @@ from agentspec.dice import DICE, Acceptance, Dice, Role
 from agentspec.draft_length import Auto, DraftLength, Fixed
 from agentspec.drafters import Draft, Drafter, NoDrafter
 from agentspec.errors import InvalidRequestError
-from agentspec.models import BestModel, CachingModel, LanguageModel
+from agentspec.models import BestModel, CachingModel, LanguageModel, fits_any_threads
 from agentspec.models.cost import measured
 from agentspec.sampling import adjusted, best_legal, best_tokens, warped, why_no_token
 from agentspec.sequence import Batch
@@ -183,6 +183,12 @@ class SpeculativeDecoder:
     def device(self) -> torch.device:
         """Where the target's logits live."""
         return torch.device(getattr(self.target, "device", "cpu"))
+
+    @property
+    def fits_any_threads(self) -> bool:
+        """Whether the models' scores are the same on any number of threads, bit for bit."""
+        drafts = self.drafter.models().values() if isinstance(self.drafter, Drafter) else ()
+        return all(map(fits_any_threads, (self.target, *drafts)))
 
     def round(self, batch: Batch) -> RoundStats:
         """One round: draft, one target pass, verdict, commit. Every row of the batch gains at least one token."""

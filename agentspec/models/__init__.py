@@ -94,3 +94,8 @@ def end_tokens(model: LanguageModel) -> frozenset[int]:
 def max_context(model: LanguageModel) -> int | None:
     """Longest context of ``model`` in tokens, None where it has no bound."""
     return model.max_context if isinstance(model, CachingModel) else None
+
+
+def fits_any_threads(model: LanguageModel) -> bool:
+    """Whether the scores of ``model`` are the same on any number of threads, bit for bit, as far as it says so."""
+    return bool(getattr(model, "fits_any_threads", False))

@@ -163,6 +163,11 @@ class CausalLM:
         return self._forward.graphs.replays
 
     @property
+    def fits_any_threads(self) -> bool:
+        """Whether scores are the same on any number of threads: of our own kernels, and where a device computes."""
+        return self._forward.is_compiled or self.device.type != "cpu"
+
+    @property
     def fingerprint(self) -> str:
         """Tells models of other sizes or types apart, as far as that matters for what a pass costs."""
         layers = f"{fused_modules(self.model)} fused {sorted(layouts(self.model).items())} {compiled_by(self.model)}"

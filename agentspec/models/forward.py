@@ -69,6 +69,11 @@ class Forward:
         self.__dict__ |= state
         self._compiled = CompiledPass.of(self._model, self._direct)
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether our own kernels compute all of a pass."""
+        return self._compiled is not None and len(self._masks.windows) == 1
+
     def read_masks(self, masks: LayerMasks | None = None) -> None:
         """Use these masks from now on; None: of the kinds and windows of layers that the module's config has now."""
         self._masks = LayerMasks.of(self._model) if masks is None else masks

@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from agentspec.device import upload
 from agentspec.errors import IncompatiblePairError
-from agentspec.models import CachingModel
+from agentspec.models import CachingModel, fits_any_threads
 from agentspec.models.translation import Translation
 
 
@@ -66,6 +66,11 @@ class TranslatedModel:
     def device(self) -> torch.device:
         """Where the draft computes, and where logits are returned."""
         return torch.device(getattr(self.model, "device", "cpu"))
+
+    @property
+    def fits_any_threads(self) -> bool:
+        """Whether its model's scores are the same on any number of threads."""
+        return fits_any_threads(self.model)
 
     @property
     def fingerprint(self) -> str | None:

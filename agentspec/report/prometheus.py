@@ -87,6 +87,7 @@ def _families(metrics: EngineMetrics) -> Iterator[_Family]:
     yield gauge("running_rows", "Sequences that have a place now.", metrics.running)
     yield gauge("waiting_rows", "Sequences that wait for a place now.", metrics.waiting)
     yield gauge("max_running_rows", "Places.", metrics.max_running)
+    yield gauge("threads", "Threads that the worker computes with.", metrics.threads)
 
 
 def _braced(labels: Mapping[str, str]) -> str:

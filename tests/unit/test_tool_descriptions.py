@@ -266,7 +266,7 @@ def test_a_value_of_another_kind_names_tool_and_keyword(parameters: Any, keyword
         {"type": "function", "function": {}},
         {"type": "function", "function": {"name": None}},
         {"type": "function", "function": {"name": 7}},
-        {"name": "f", "parameters": {"const": object()}},
+        {"name": "f", "parameters": {"const": {1}}},
         7,
         None,
         "get_weather",

@@ -25,7 +25,16 @@ MAKERS: dict[str, Callable[..., PreTrainedModel]] = {
 }
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 CONFIG, GENERATION = "config.json", "generation_config.json"
-ABSENT = object()
+
+
+class _Absent:
+    """Stands for a field that a file does not have."""
+
+    def __repr__(self) -> str:
+        return "absent"
+
+
+ABSENT = _Absent()
 NAN = float("nan")
 
 

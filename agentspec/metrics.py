@@ -73,6 +73,10 @@ class Meter:
         self._accepted: Counter[str] = Counter()
         self._seconds: dict[str, float] = {}
 
+    def renew_lock(self) -> None:
+        """Forget who holds the lock: in a forked child nobody does."""
+        self._lock = threading.Lock()
+
     def add_prompt(self, tokens: int, cached: int) -> None:
         """A sample begins."""
         with self._lock:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from agentspec.device import upload, vector
-from agentspec.errors import InvalidRequestError
+from agentspec.errors import InvalidRequestError, shown
 from agentspec.kernels import kernels_for
 from agentspec.masks import TokenMask
 from agentspec.tokens import NO_TOKEN
@@ -19,6 +19,9 @@ from agentspec.values import in_one_form, is_integer, is_number
 
 LEAST_TEMPERATURE = 1e-5
 """Below this, scores divided by it leave float32; the law is greedy long before."""
+
+MOST_STOPS, LONGEST_STOP = 256, 1024
+"""Stop strings of a request at most, and characters of each: every text is searched for all of them."""
 
 LogitsProcessor = Callable[[list[int], Tensor], Tensor]
 """``(prefix, logits [V]) -> logits [V]``."""
@@ -89,7 +92,12 @@ class SamplingParams:
             ("min_p", is_number(self.min_p) and 0 <= self.min_p <= 1, "a number in [0, 1]"),
             ("seed", self.seed is None or is_integer(self.seed), "None or an integer"),
             ("max_tokens", is_integer(self.max_tokens) and self.max_tokens >= 1, "an integer >= 1"),
-            ("stop", all(isinstance(s, str) and s for s in self.stop), "non-empty strings"),
+            (
+                "stop",
+                len(self.stop) <= MOST_STOPS
+                and all(isinstance(s, str) and 0 < len(s) <= LONGEST_STOP for s in self.stop),
+                f"non-empty strings, {MOST_STOPS} at most of {LONGEST_STOP} characters at most",
+            ),
             ("stop_token_ids", all(is_integer(i) and i >= 0 for i in self.stop_token_ids), "ids >= 0"),
             (
                 "logprobs",
@@ -118,7 +126,7 @@ class SamplingParams:
         )
         for name, holds, expected in rules:
             if not holds:
-                raise InvalidRequestError(f"{name} must be {expected}, got {getattr(self, name)!r}.")
+                raise InvalidRequestError(f"{name} must be {expected}, got {shown(getattr(self, name))}.")
 
     @property
     def adjusts(self) -> bool:

@@ -188,7 +188,12 @@ class SpeculativeDecoder:
         return torch.device(getattr(self.target, "device", "cpu"))
 
     def round(self, batch: Batch) -> RoundStats:
-        """One round: draft, one target pass, verdict, commit. Every row of the batch gains at least one token."""
+        """One round: draft, one target pass, verdict, commit. Every row of the batch gains at least one token.
+
+        What raises before the commit has changed nothing. What raises in the commit of a row, or leaves its matcher in
+        an unknown state, becomes the ``fault`` of its sequence; the other rows are committed. Where every row has one,
+        the first is raised.
+        """
         laps = Laps()
         walk = Walk(batch, self.target.vocab_size, keeps_masks=batch.needs_laws)
         try:
@@ -206,13 +211,15 @@ class SpeculativeDecoder:
             draft = _forced_named(draft, walk)
             masked_at, masking, detokenizing = laps.lap("mask_s"), walk.seconds, batch.detokenize_seconds
             blocks, p = self._verified(batch, draft, walk, logits, mask)
+            laps.lap("sample_s")
+            width = 1 + max(map(len, draft.spans))
+            self.draft_length.learn(batch, offered, blocks, width, laps.total_s - drafting)
             rows = [_commit(batch, row, block, draft, walk, p, logits) for row, block in enumerate(blocks)]
         finally:
-            walk.settle()  # until the commit a round changes nothing, so that one that fails can be played again
+            walk.put_back()  # until the commit a round changes nothing, so that one that fails can be played again
+        _expect_a_row(batch)
         laps.lap("sample_s")
-        width = 1 + max(map(len, draft.spans))
         laps.move(watch.runs_past(masked_at), "sample_s", to="verify_s")
-        self.draft_length.learn(batch, offered, blocks, width, laps.total_s - drafting)
         laps.move(walk.seconds - masking, "sample_s", to="mask_s")
         laps.move(batch.detokenize_seconds - detokenizing, "sample_s", to="detokenize_s")
         return RoundStats(tuple(rows), laps.seconds, width)
@@ -246,6 +253,13 @@ class SpeculativeDecoder:
         return laps.seconds
 
 
+def _expect_a_row(batch: Batch) -> None:
+    """Raise the first fault where no row was committed."""
+    faults = [sequence.fault for sequence in batch.sequences if sequence.fault is not None]
+    if len(faults) == len(batch):
+        raise faults[0]
+
+
 def _forced_named(draft: Draft, walk: Walk) -> Draft:
     """The draft, with the grammar as the drafter of each token that it left no choice about."""
     named = copy(draft)
@@ -259,10 +273,17 @@ def _forced_named(draft: Draft, walk: Walk) -> Draft:
 def _commit(
     batch: Batch, row: int, block: list[int], draft: Draft, walk: Walk, p: Tensor | None, logits: Tensor
 ) -> RowStats:
-    """Commit the block of a row; count what each drafter proposed and what was kept of it."""
-    taken = batch.commit(row, block, p, logits, walk.leave(row, block))
+    """Commit the block of a row; count what each drafter proposed and what was kept of it.
+
+    An exception is the row's own: half of the block may stand, so that the sequence cannot go on.
+    """
+    sequence, sources = batch.sequences[row], draft.sources[row]
+    try:
+        taken = batch.commit(row, block, p, logits, walk.leave(row, block))
+    except BaseException as error:
+        sequence.give_up(error)
+        return RowStats(Counter(sources), Counter(), 0)
     accepted = min(taken, common_prefix(draft.spans[row], block))
-    sources = draft.sources[row]
     return RowStats(Counter(sources), Counter(sources[:accepted]), taken, walk.constrained(row, taken))
 
 

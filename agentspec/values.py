@@ -31,4 +31,4 @@ def is_integer(value: object) -> bool:
 
 def is_number(value: object) -> bool:
     """Whether a value is a finite number, and no boolean."""
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and -math.inf < value < math.inf

@@ -17,6 +17,7 @@ from agentspec.drafters import Draft, Drafter
 from agentspec.drafters.suffix.endings import SEPARATOR, Memory, Prompts, Text
 from agentspec.sequence import Batch
 from agentspec.sequence import Sequence as TokenSequence
+from agentspec.threads import exclusive
 
 Place: TypeAlias = "tuple[array[int], int]"
 """A text, and where in it the continuation of an occurrence begins."""
@@ -80,6 +81,7 @@ class SuffixDrafter(Drafter):
         self._prompts = Prompts(self._lengths, memory)
         self._memory = Memory(self._lengths, memory if scope == "engine" else 0)
 
+    @exclusive()  # of two engines, say
     def propose(self, batch: Batch, gamma: Sequence[int], walk: Walk) -> Draft:
         """The likeliest continuation of the longest match, up to ``gamma[b]`` tokens."""
         if self.scope == "engine":
@@ -92,6 +94,7 @@ class SuffixDrafter(Drafter):
             [tokens for tokens, _ in spans], batch.device, evidence=[evidence for _, evidence in spans]
         )
 
+    @exclusive()
     def prefill(self, contexts: Sequence[list[int]]) -> None:
         """Index the contexts, so that the first proposal need not."""
         for context in contexts:

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from weakref import WeakSet
 
 from agentspec.dice import Acceptance
-from agentspec.errors import EngineBusyError, EngineClosedError, InvalidRequestError
+from agentspec.errors import EngineBusyError, EngineClosedError, InvalidRequestError, shown
 from agentspec.job import Job, Member
 from agentspec.metrics import EngineMetrics, Meter
 from agentspec.rounds import Rounds
@@ -163,7 +163,7 @@ class Scheduler:
                         break
                 self.step()
         except BaseException as error:  # a fault of the loop itself: no caller may wait for ever
-            cause = EngineClosedError(f"The engine's worker was ended by {error!r}; make a new engine to go on.")
+            cause = EngineClosedError(f"The engine's worker was ended by {shown(error)}; make a new engine to go on.")
             cause.__cause__ = error
             self._why_closed = str(cause)
         with self._wake:

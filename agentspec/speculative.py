@@ -23,7 +23,7 @@ from agentspec.device import Stopwatch, wait_for
 from agentspec.dice import DICE, Acceptance, Dice, Role
 from agentspec.draft_length import Auto, DraftLength, Fixed
 from agentspec.drafters import Draft, Drafter, NoDrafter
-from agentspec.errors import InvalidRequestError
+from agentspec.errors import InvalidRequestError, shown
 from agentspec.models import BestModel, CachingModel, LanguageModel
 from agentspec.models.cost import measured
 from agentspec.sampling import adjusted, best_legal, best_tokens, warp
@@ -172,9 +172,9 @@ class SpeculativeDecoder:
         acceptance: Acceptance = "rejection",
     ) -> None:
         if acceptance not in DICE:
-            raise InvalidRequestError(f"acceptance must be one of {sorted(DICE)}, got {acceptance!r}.")
+            raise InvalidRequestError(f"acceptance must be one of {sorted(DICE)}, got {shown(acceptance)}.")
         if not (isinstance(gamma, int | DraftLength) or gamma == "auto"):
-            raise InvalidRequestError(f"gamma must be an integer, 'auto' or a DraftLength, got {gamma!r}.")
+            raise InvalidRequestError(f"gamma must be an integer, 'auto' or a DraftLength, got {shown(gamma)}.")
         self.target = target
         self._best: BestModel | None = target if isinstance(target, BestModel) else None
         self.drafter = drafter or NoDrafter()

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from agentspec.errors import GrammarError
+from agentspec.errors import GrammarError, cut
 from agentspec.job import Delta
 from agentspec.request import Request
 from agentspec.sequence import FinishReason
@@ -32,7 +32,7 @@ def validator(schema: str) -> Callable[[str], str | None]:
     try:
         kind.check_schema(described)
     except jsonschema.SchemaError as error:
-        raise GrammarError(f"The JSON Schema is none: {error.message}") from error
+        raise GrammarError(f"The JSON Schema is none: {cut(error.message)}") from error
     checker = kind(described, format_checker=kind.FORMAT_CHECKER)
 
     def why_invalid(text: str) -> str | None:
@@ -41,7 +41,7 @@ def validator(schema: str) -> Callable[[str], str | None]:
         except json.JSONDecodeError as error:
             return f"not JSON: {error}"
         problem = jsonschema.exceptions.best_match(checker.iter_errors(value))
-        return None if problem is None else f"{problem.json_path}: {problem.message} ({problem.validator})"
+        return None if problem is None else f"{problem.json_path}: {cut(problem.message)} ({problem.validator})"
 
     return why_invalid
 

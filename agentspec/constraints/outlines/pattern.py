@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from agentspec.constraints.outlines.text import CHARACTER, Pattern, Ranges, character_of, complement, singles, union
+from agentspec.errors import shown
 
 _NO_LINE_END = complement(singles("\n\r\u2028\u2029"))
 _SMALLEST: dict[str, Ranges] = {  # what all dialects take for a digit, part of a word, space
@@ -48,7 +49,7 @@ def pattern(source: str) -> Pattern:
     reader = _Reader(source)
     found = reader.branches(at_top=True)
     if reader.at < len(source):
-        raise ValueError(f"unbalanced {source[reader.at]!r} in the pattern {source!r}")
+        raise ValueError(f"unbalanced {shown(source[reader.at])} in the pattern {shown(source)}")
     return found
 
 
@@ -184,7 +185,7 @@ class _Reader:
         return found
 
     def _refuse(self, what: str) -> NoReturn:
-        raise ValueError(f"{what} in the pattern {self.source!r}")
+        raise ValueError(f"{what} in the pattern {shown(self.source)}")
 
 
 def _one(characters: Ranges) -> Pattern:

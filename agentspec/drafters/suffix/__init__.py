@@ -15,6 +15,7 @@ from typing import Literal, TypeAlias
 from agentspec.constraints import Walk
 from agentspec.drafters import Draft, Drafter
 from agentspec.drafters.suffix.endings import SEPARATOR, Memory, Prompts, Text
+from agentspec.errors import shown
 from agentspec.sequence import Batch
 from agentspec.sequence import Sequence as TokenSequence
 from agentspec.threads import exclusive
@@ -67,7 +68,7 @@ class SuffixDrafter(Drafter):
         if not 0 <= min_probability <= 1:
             raise ValueError(f"min_probability is a probability from 0 to 1, got {min_probability}.")
         if scope not in ("request", "siblings", "engine"):
-            raise ValueError(f"scope must be 'request', 'siblings' or 'engine', got {scope!r}.")
+            raise ValueError(f"scope must be 'request', 'siblings' or 'engine', got {shown(scope)}.")
         if memory < 0 or max_occurrences < 1:
             raise ValueError(f"Expected memory >= 0 and max_occurrences >= 1, got {memory} and {max_occurrences}.")
         self.max_match = max_match

@@ -13,11 +13,14 @@ from agentspec.engine import Engine, LocalEngine
 from agentspec.errors import (
     AgentSpecError,
     ContextOverflowError,
+    EngineBusyError,
     EngineClosedError,
+    EngineStuckError,
     GrammarError,
     IncompatiblePairError,
     InvalidRequestError,
     ModelLoadError,
+    RequestFailedError,
     RequestTimeoutError,
 )
 from agentspec.grammar import Grammar
@@ -45,7 +48,9 @@ __all__ = [
     "DraftLength",
     "Drafter",
     "Engine",
+    "EngineBusyError",
     "EngineClosedError",
+    "EngineStuckError",
     "FinishReason",
     "Fixed",
     "Grammar",
@@ -58,6 +63,7 @@ __all__ = [
     "ModelLoadError",
     "PromptLookupDrafter",
     "Request",
+    "RequestFailedError",
     "RequestTimeoutError",
     "SamplingParams",
     "Sequence",

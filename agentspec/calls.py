@@ -9,7 +9,7 @@ from functools import cached_property
 from string import Formatter
 from typing import Any
 
-from agentspec.errors import GrammarError
+from agentspec.errors import GrammarError, shown
 from agentspec.openers import Opener, heads_pattern, literal_pattern, opener_rules, openers_for
 from agentspec.schema_tools import arguments_schema, closed, embedded, in_json_form, to_json
 
@@ -106,7 +106,9 @@ class CallForm:
         illegal = r"[^\w.\-]" if "{raw_name}" in self.before_arguments else r'["\\\x00-\x1f]'
         if not name or re.search(illegal, name):
             expected = "letters, digits, _, . and -" if "{raw_name}" in self.before_arguments else "no quotes, no \\"
-            raise GrammarError(f"This model's form of calls cannot write the tool name {name!r}; expected {expected}.")
+            raise GrammarError(
+                f"This model's form of calls cannot write the tool name {shown(name)}; expected {expected}."
+            )
 
     def literal(self, text: str) -> str:
         """A text as a sequence of Lark terms, special tokens by their ids."""

@@ -3,38 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import functools
 import math
-import queue
+import time
 import uuid
 import weakref
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator
 from collections.abc import Sequence as SequenceOf
 from typing import Any, Protocol
 
-from agentspec.constraints import GrammarCompiler, GrammarEngine, Matcher, begin, compiler
-from agentspec.detokenizer import Detokenizer
-from agentspec.dice import Acceptance, fresh_seed, sample_seed
-from agentspec.errors import ContextOverflowError, InvalidRequestError
-from agentspec.grammar import Grammar
+from agentspec.admission import Admission
+from agentspec.constraints import GrammarEngine
+from agentspec.errors import InvalidRequestError, shown
 from agentspec.job import Delta, Job
 from agentspec.metrics import EngineMetrics
-from agentspec.models import CachingModel, PaddedModel, max_context
+from agentspec.models import CachingModel, PaddedModel
 from agentspec.models import end_tokens as model_end_tokens
 from agentspec.request import Completion, Request
-from agentspec.sampling import SamplingParams
-from agentspec.scheduler import Scheduler
+from agentspec.scheduler import MOST_WAITING, Scheduler
 from agentspec.sequence import Sequence
 from agentspec.speculative import SpeculativeDecoder
-from agentspec.threads import apart
-from agentspec.tokens import exact_decoder
 from agentspec.validation import Check
+from agentspec.waiting import AsyncMailbox, Mailbox, Watch
 
 UNCACHED_ROWS = 64
 """Sequences that share a round of a target without a cache."""
-
-_TEXTS = 1 << 14  # of few tokens, that are kept
 
 
 class Engine(Protocol):
@@ -66,6 +58,7 @@ class LocalEngine:
         end_tokens: ids that end every sequence; None for those of the tokenizer and the checkpoint.
         max_running: most sequences that share a round; None for as many as the target keeps cached.
         grammar_engine: makes the masks of grammars, where a request does not name its own.
+        max_waiting: most samples that wait for a place in a round; more raise ``EngineBusyError``.
     """
 
     def __init__(
@@ -76,21 +69,20 @@ class LocalEngine:
         end_tokens: Collection[int] | None = None,
         max_running: int | None = None,
         grammar_engine: GrammarEngine = "auto",
+        max_waiting: int = MOST_WAITING,
     ) -> None:
+        if not isinstance(max_waiting, int) or max_waiting < 1:
+            raise InvalidRequestError(f"max_waiting is a number of sequences, 1 or more; got {shown(max_waiting)}.")
         self.decoder = decoder
         self.tokenizer = tokenizer
         if end_tokens is None:
             # The model's own count only beside its tokenizer: without one nobody asked for an end.
             end_tokens = () if tokenizer is None else {*_end_tokens(tokenizer), *model_end_tokens(decoder.target)}
-        self._end_tokens = frozenset(end_tokens)
         if tokenizer is not None and isinstance(decoder.target, PaddedModel):
             decoder.target.narrow(min(decoder.target.vocab_size, max(tokenizer.get_vocab().values()) + 1))
-        self._grammar_engine = grammar_engine
-        self._families: weakref.WeakValueDictionary[str, Family] = weakref.WeakValueDictionary()
-        self._compilers: dict[GrammarEngine, GrammarCompiler] = {}
-        self._decoders: dict[tuple[bool, bool], Callable[[list[int]], str]] = {}
+        self._admission = Admission(decoder, tokenizer, end_tokens, grammar_engine)
         rows = decoder.target.max_rows if isinstance(decoder.target, CachingModel) else UNCACHED_ROWS
-        self._scheduler = Scheduler(decoder, rows if max_running is None else max_running)
+        self._scheduler = Scheduler(decoder, rows if max_running is None else max_running, max_waiting=max_waiting)
         self.identity = uuid.uuid4().hex
         """Tells this engine's answers from those of any other, in this process or another."""
         self._finalizer = weakref.finalize(self, self._scheduler.close)
@@ -100,20 +92,21 @@ class LocalEngine:
 
         Raises:
             InvalidRequestError: for a request that cannot be served; before any is started.
+            EngineBusyError: where more samples would wait than the engine lets wait; before any is started.
+            EngineStuckError: where the worker does not end a request whose time is up.
             EngineClosedError: where the engine is closed.
         """
         if isinstance(requests, Request):
             raise InvalidRequestError("generate takes a list of requests, got a single one; put it into a list.")
-        prepared, checks = [self._sequences(request) for request in requests], [Check(request) for request in requests]
-        boxes: list[queue.SimpleQueue[Delta | BaseException]] = [queue.SimpleQueue() for _ in requests]
-        jobs = [
-            Job(sequences, box.put, request.timeout_s, request.priority, math.inf)
-            for request, sequences, box in zip(requests, prepared, boxes, strict=True)
-        ]
+        self._scheduler.check_room(sum(request.n for request in requests))
+        checks, boxes = [Check(request) for request in requests], [Mailbox() for _ in requests]
+        jobs = [self._job(request, box.put, math.inf) for request, box in zip(requests, boxes, strict=True)]
+        watch = Watch(self._scheduler, jobs)
         try:
             for job in jobs:
-                self._scheduler.submit(job)
-            return [_collect(*waiting) for waiting in zip(requests, boxes, checks, strict=True)]
+                job.begin()  # together: the time of one is not spent on the grammar of another
+            self._scheduler.submit(*jobs)
+            return [_collect(*waiting, watch) for waiting in zip(requests, jobs, boxes, checks, strict=True)]
         finally:
             for job in jobs:
                 job.cancel()
@@ -130,16 +123,18 @@ class LocalEngine:
             InvalidRequestError: for a request that cannot be served; at the call, before any compute.
         """
         _expect_seconds(every_s)
-        return self._stream(request, self._sequences(request), Check(request), every_s)
+        self._scheduler.check_room(request.n)
+        box = Mailbox()
+        return self._stream(self._job(request, box.put, every_s), box, Check(request))
 
-    def _stream(self, request: Request, sequences: list[Sequence], check: Check, every_s: float) -> Iterator[Delta]:
-        box: queue.SimpleQueue[Delta | BaseException] = queue.SimpleQueue()
-        job = Job(sequences, box.put, request.timeout_s, request.priority, every_s)
+    def _stream(self, job: Job, box: Mailbox, check: Check) -> Iterator[Delta]:
+        job.begin()
         self._scheduler.submit(job)
+        watch = Watch(self._scheduler, [job])
         try:
-            unfinished = len(sequences)
+            unfinished = len(job.members)
             while unfinished:
-                delta = check(_unwrap(box.get()))
+                delta = check(box.get(job, watch))
                 unfinished -= delta.finish_reason is not None
                 yield delta
         finally:
@@ -155,150 +150,51 @@ class LocalEngine:
         return self._astream(request, every_s)
 
     async def _astream(self, request: Request, every_s: float) -> AsyncGenerator[Delta, None]:
-        sequences = await asyncio.to_thread(self._sequences, request)  # compiling a grammar takes its time
-        loop, box = asyncio.get_running_loop(), asyncio.Queue[Delta | BaseException]()
-
-        def emit(item: Delta | BaseException) -> None:
-            loop.call_soon_threadsafe(box.put_nowait, item)
-
-        job, check = Job(sequences, emit, request.timeout_s, request.priority, every_s), Check(request)
+        self._scheduler.check_room(request.n)
+        box, check = AsyncMailbox(), Check(request)
+        job = await asyncio.to_thread(self._job, request, box.put, every_s)  # compiling a grammar takes its time
         self._scheduler.submit(job)
+        watch = Watch(self._scheduler, [job])
         try:
-            unfinished = len(sequences)
+            unfinished = len(job.members)
             while unfinished:
-                delta = check(_unwrap(await box.get()))
+                delta = check(await box.get(job, watch))
                 unfinished -= delta.finish_reason is not None
                 yield delta
         finally:
             job.cancel()
+
+    def _job(self, request: Request, emit: Callable[[Delta | BaseException], None], every_s: float) -> Job:
+        """A request as a job. Its time begins with this call: making its sequences counts."""
+        began = time.perf_counter()
+        sequences = self._sequences(request)
+        spent = time.perf_counter() - began
+        return Job(sequences, emit, request.timeout_s, request.priority, every_s, spent)
 
     def metrics(self) -> EngineMetrics:
         """What this engine did since it was made; see ``agentspec.report.prometheus``. From any thread."""
         return self._scheduler.metrics()
 
     def close(self) -> None:
-        """End the worker thread; requests on their way end with ``EngineClosedError``. May be called again."""
+        """End the worker thread; requests on their way end with ``EngineClosedError``. May be called again.
+
+        A worker that is stuck is waited for ``scheduler.CLOSE_S`` seconds, and then left, with a logged warning.
+        """
         self._finalizer()
 
     @property
     def is_closed(self) -> bool:
-        """Whether ``close`` was called."""
-        return not self._finalizer.alive
+        """Whether it takes no more requests: after ``close``, or in a child that was forked while it served some."""
+        return not self._finalizer.alive or self._scheduler.is_closed
 
     def _sequences(self, request: Request) -> list[Sequence]:
         """The samples of a request, at their start. All that can be wrong with it is found here."""
-        params, prompt, vocab_size = request.params, list(request.prompt), self.decoder.target.vocab_size
-        if not prompt:
-            raise InvalidRequestError("The prompt is empty; a model needs at least one token to go on from.")
-        for name, ids in (
-            ("prompt", prompt),
-            ("stop_token_ids", params.stop_token_ids),
-            ("banned_token_ids", params.banned_token_ids),
-            ("logit_bias", params.logit_bias),
-        ):
-            outside = [i for i in ids if not 0 <= i < vocab_size]
-            if outside:
-                raise InvalidRequestError(f"{name} holds ids outside the vocabulary of {vocab_size}: {outside[:5]}.")
-        if params.stop and self.tokenizer is None:
-            raise InvalidRequestError("Stop strings need an engine with a tokenizer; use stop_token_ids without one.")
-        limit = max_context(self.decoder.target)
-        if limit is not None and len(prompt) >= limit:
-            raise ContextOverflowError(
-                f"The prompt has {len(prompt)} tokens and leaves no room in the model's context of {limit}; shorten it."
-            )
-        seed = fresh_seed() if params.seed is None else params.seed
-        samples = [
-            Sequence(
-                prompt,
-                params,
-                matcher=None if request.grammar is None else self._matcher(request, request.grammar),
-                end_tokens=self._end_tokens,
-                detokenizer=self._detokenizer(params, is_exact=request.grammar is not None),
-                seed=sample_seed(seed, index),
-                limit=None if limit is None else limit - len(prompt),
-                gamma=request.gamma,
-                acceptance=request.acceptance or self._acceptance(request),
-            )
-            for index in range(request.n)
-        ]
-        family = Family() if request.family is None else self._families.setdefault(request.family, Family())
-        family.extend(samples)
-        for sample in samples:
-            sample.siblings = family
-        return samples
-
-    def _acceptance(self, request: Request) -> Acceptance:
-        """Who names a seed wants the same text again; where gamma depends on a clock, only coupled drawing gives it."""
-        is_timed = request.gamma is None and self.decoder.draft_length.is_timed
-        return "coupled" if is_timed and request.params.seed is not None else self.decoder.acceptance
-
-    @apart
-    def _matcher(self, request: Request, grammar: Grammar) -> Matcher:
-        if self.tokenizer is None:
-            raise InvalidRequestError("Grammars need an engine with a tokenizer.")
-        name = request.grammar_engine or self._grammar_engine
-        if name not in self._compilers:
-            self._compilers[name] = compiler(self.tokenizer, self.decoder.target.vocab_size, name)
-        if request.validate:
-            grammar = dataclasses.replace(grammar, lenient=True)
-        return begin(grammar, self._compilers[name], self.tokenizer)
-
-    def _detokenizer(self, params: SamplingParams, *, is_exact: bool) -> Detokenizer | None:
-        if self.tokenizer is None:
-            return None
-
-        skip_special = params.skip_special_tokens
-        hidden = frozenset(self.tokenizer.all_special_ids) if skip_special else frozenset()
-        skip = hidden | self._end_tokens | frozenset(params.stop_token_ids)
-        spelled = _spelled(self.tokenizer, skip, params) if params.stop else {}
-        return Detokenizer(
-            self._decoder(skip_special, is_exact),
-            skip=skip,
-            spelled=Detokenizer(self._decoder(False, is_exact), apart=frozenset(spelled)) if spelled else None,
-            textless=frozenset(spelled.values()),
-        )
-
-    def _decoder(self, skip_special: bool, is_exact: bool) -> Callable[[list[int]], str]:
-        kind = (skip_special, is_exact)
-        if kind not in self._decoders:
-            self._decoders[kind] = _decoder(self.tokenizer, *kind)
-        return self._decoders[kind]
-
-
-def _spelled(tokenizer: Any, skip: Collection[int], params: SamplingParams) -> dict[int, str]:
-    """How tokens that have no text are spelled, where a stop string holds one."""
-    added = getattr(tokenizer, "added_tokens_decoder", {}) if params.skip_special_tokens else {}
-    ids = {*(i for i, token in added.items() if token.special), *skip}
-    spelled = {i: text for i in ids if (text := tokenizer.decode([i], skip_special_tokens=False))}
-    return spelled if any(text in stop for text in spelled.values() for stop in params.stop) else {}
+        return self._admission(request)
 
 
 def _expect_seconds(every_s: float) -> None:
     if not isinstance(every_s, int | float) or not every_s >= 0:
-        raise InvalidRequestError(f"every_s must be a number of seconds >= 0, got {every_s!r}.")
-
-
-class Family(list[Sequence]):
-    """Sequences that may look at each other's text; forgotten with the last of them."""
-
-
-def _decoder(tokenizer: Any, skip_special: bool, is_exact: bool) -> Callable[[list[int]], str]:
-    """Ids to text, for a detokenizer: it asks for few ids at a time, and often for the same.
-
-    Args:
-        tokenizer: of transformers.
-        skip_special: whether special tokens have no text.
-        is_exact: whether the text is that of the tokens' bytes, which a grammar describes.
-    """
-    if is_exact:
-        return exact_decoder(tokenizer, skip_special_tokens=skip_special)
-
-    @functools.lru_cache(maxsize=_TEXTS)
-    def decoded(ids: tuple[int, ...]) -> str:
-        text: str = tokenizer.decode(list(ids), skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
-        return text
-
-    return lambda ids: decoded(tuple(ids))
+        raise InvalidRequestError(f"every_s must be a number of seconds >= 0, got {shown(every_s)}.")
 
 
 def _end_tokens(tokenizer: Any) -> list[int]:
@@ -306,18 +202,12 @@ def _end_tokens(tokenizer: Any) -> list[int]:
     return [] if end is None else [end]
 
 
-def _unwrap(item: Delta | BaseException) -> Delta:
-    if isinstance(item, BaseException):
-        raise item
-    return item
-
-
-def _collect(request: Request, box: queue.SimpleQueue[Delta | BaseException], check: Check) -> list[Completion]:
+def _collect(request: Request, job: Job, box: Mailbox, check: Check, watch: Watch) -> list[Completion]:
     """Wait for all samples of a request."""
     deltas: list[list[Delta]] = [[] for _ in range(request.n)]
     unfinished = request.n
     while unfinished:
-        delta = check(_unwrap(box.get()))
+        delta = check(box.get(job, watch))
         deltas[delta.index].append(delta)
         unfinished -= delta.finish_reason is not None
     return [_completion(parts, request.params.logprobs is not None) for parts in deltas]

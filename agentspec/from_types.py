@@ -10,7 +10,7 @@ from typing import Any
 
 import typing_extensions
 
-from agentspec.errors import GrammarError
+from agentspec.errors import GrammarError, cut, shown
 from agentspec.schema_tools.positions import subschemas
 from agentspec.schema_tools.references import target
 
@@ -34,7 +34,7 @@ def schema_of(described: Any) -> dict[str, Any]:
     try:
         return _with_tags(_of_pydantic(_for_pydantic(described)))
     except Exception as error:  # pydantic raises several kinds for types without a schema
-        raise GrammarError(f"{described!r} cannot be described by a JSON Schema: {error}") from error
+        raise GrammarError(f"{shown(described)} cannot be described by a JSON Schema: {cut(str(error))}") from error
 
 
 def _of_pydantic(described: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from agentspec.calls import HERMES, CallForm, Thought
-from agentspec.errors import GrammarError
+from agentspec.errors import GrammarError, shown
 from agentspec.from_types import is_pydantic_v1
 from agentspec.from_types import schema_of as schema_of
 from agentspec.schema_tools import MAX_BYTES, check_size, checked, to_json
@@ -80,7 +80,7 @@ class Grammar:
         The outlines engine reads it as Python's ``re`` does, and refuses by name what an automaton cannot say.
         """
         if not isinstance(pattern, str) or not pattern:
-            raise GrammarError(f"A regular expression is a non-empty string, got {pattern!r}.")
+            raise GrammarError(f"A regular expression is a non-empty string, got {shown(pattern)}.")
         return cls("regex", pattern)
 
     @classmethod
@@ -90,9 +90,10 @@ class Grammar:
         Raises:
             GrammarError: for no option, an empty one, or one that is not text.
         """
-        listed = [] if isinstance(options, str) else list(dict.fromkeys(options))
+        given = [] if isinstance(options, str) else list(options)
+        listed = list(dict.fromkeys(given)) if all(isinstance(option, str) for option in given) else []
         if not listed or not all(isinstance(option, str) and option for option in listed):
-            raise GrammarError(f"A choice needs at least one option, all non-empty strings; got {options!r}.")
+            raise GrammarError(f"A choice needs at least one option, all non-empty strings; got {shown(options)}.")
         return cls("choice", to_json(listed))
 
     @classmethod
@@ -167,7 +168,7 @@ class Grammar:
                 return read(description)
         raise GrammarError(
             "A grammar can be made of a pydantic class, TypedDict, dataclass, enum, Literal, list of strings, JSON "
-            f"Schema, OpenAI tool or response format, or an outlines type; got {description!r}. "
+            f"Schema, OpenAI tool or response format, or an outlines type; got {shown(description)}. "
             "For patterns say Grammar.regex(...), for grammars Grammar.lark(...)."
         )
 
@@ -188,7 +189,8 @@ def _of_response_format(description: dict[str, Any]) -> Grammar:
     schema = (description.get("json_schema") or {}).get("schema")
     if schema is None:
         raise GrammarError(
-            f"A response format is {{'type': 'json_schema', 'json_schema': {{'schema': ...}}}}, got {description!r}."
+            "A response format is {'type': 'json_schema', 'json_schema': {'schema': ...}}, got "
+            f"{shown(description)}."
         )
     return Grammar.json_schema(schema)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field
 
 from agentspec.draft_length import DraftLength
 from agentspec.drafters import Drafter
-from agentspec.errors import RequestTimeoutError
+from agentspec.errors import RequestFailedError, RequestTimeoutError, cut
 from agentspec.metrics import Meter, outcome_of
 from agentspec.models import cached_tokens
 from agentspec.models.cost import PassCost
@@ -54,6 +55,7 @@ class Job:
         priority: jobs of a higher one leave the queue first.
         every_s: seconds between deltas of a sample, at least; its first and its last come at once. Whoever only waits
             for the end need not be woken by every round. What was not sent before an error is lost.
+        spent_s: of ``timeout_s``, seconds that are over already.
     """
 
     def __init__(
@@ -63,44 +65,65 @@ class Job:
         timeout_s: float | None = None,
         priority: int = 0,
         every_s: float = 0.0,
+        spent_s: float = 0.0,
     ) -> None:
         self.priority = priority
         self.every_s = every_s
-        self._timeout_s = timeout_s
-        self._arrived = time.perf_counter()
+        self.timeout_s = timeout_s
+        self._spent_s = spent_s
+        self.deadline = math.inf
+        """When its time is up, as ``time.perf_counter`` has it."""
+        self.begin()
         self.members = [Member(self, index, sequence) for index, sequence in enumerate(sequences)]
         self._emit = emit
         self.is_over = False
         self.meter = Meter()  # the scheduler's own, once the job is submitted
         self._unfinished = len(self.members)
         self._is_counted = False
+        self._lock = threading.Lock()
+        self.error: BaseException | None = None
+        """What ended it, also where it could not be sent."""
+
+    def begin(self) -> None:
+        """Let its time run from now on: it may be queued later than it was made."""
+        if self.timeout_s is not None:
+            self.deadline = time.perf_counter() + self.timeout_s - self._spent_s
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all its samples are finished, or it is over."""
+        return self.is_over or not self._unfinished
 
     def cancel(self) -> None:
-        """Nobody waits any more: the sequences leave before the next round. May be called from any thread."""
+        """Cancel: the sequences leave before the next round. Thread-safe."""
         self.is_over = True
 
     def expire(self) -> None:
         """End the request with an error where its time is up."""
-        if self._timeout_s is not None and time.perf_counter() - self._arrived > self._timeout_s:
-            emitted = sum(member.sequence.length for member in self.members)
-            self.fail(
-                RequestTimeoutError(
-                    f"The request took longer than its timeout of {self._timeout_s:g} s; {emitted} tokens were emitted."
-                )
-            )
+        if time.perf_counter() > self.deadline:
+            self.fail(self.timeout_error())
+
+    def timeout_error(self) -> RequestTimeoutError:
+        """Return the error of a request whose time is up."""
+        emitted = sum(member.sequence.length for member in self.members)
+        return RequestTimeoutError(
+            f"The request took longer than its timeout of {self.timeout_s:g} s; {emitted} tokens were emitted."
+        )
 
     def fail(self, error: BaseException) -> None:
         """End the request with an error."""
         self.count("cancelled" if self.is_over else outcome_of(error))
         if not self.is_over:
-            self.send(error)
+            self.error = _raisable(error)
+            self.send(self.error)
         self.is_over = True
 
     def count(self, outcome: str) -> None:
-        """Count the request, once."""
-        if not self._is_counted:
+        """Count the request, once. Thread-safe."""
+        with self._lock:
+            is_first, self._is_counted = not self._is_counted, True
+        if is_first:
             self.meter.add_request(outcome)
-        self._is_counted = True
 
     def count_sample(self, reason: FinishReason) -> None:
         """Count a sample that is done, and the request with its last one."""
@@ -110,10 +133,11 @@ class Job:
             self.count("completed")
 
     def send(self, item: Delta | BaseException) -> None:
-        """Hand over; a receiver that is gone (its event loop closed, say) cancels the job, and nobody else."""
+        """Hand over; a receiver that raises (its event loop is closed, say) cancels its own job alone."""
         try:
             self._emit(item)
-        except Exception:
+        except BaseException as error:
+            self.error = self.error or _raisable(error)
             self.cancel()
 
 
@@ -208,6 +232,21 @@ class Member:
         )
         self._told_tokens = end
         self._told_text = len(text)
+
+
+def _raisable(error: BaseException) -> BaseException:
+    """Return the error, or one that has it as its cause where it would end more than its request.
+
+    ``SystemExit`` would end the caller's process. Generators and tasks give ``StopIteration`` another meaning.
+    """
+    if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
+        return error
+    failed = RequestFailedError(
+        f"The request was ended by {cut(repr(error))}, raised by what it runs (a logits_processor, a grammar, a "
+        "model); other requests go on. Raise an ordinary exception there."
+    )
+    failed.__cause__ = error
+    return failed
 
 
 def _draft_cached_tokens(decoder: SpeculativeDecoder, context: list[int]) -> int | None:

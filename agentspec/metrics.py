@@ -77,6 +77,10 @@ class Meter:
         self._seconds: dict[str, float] = {}
         self.threads = 0
 
+    def renew_lock(self) -> None:
+        """Forget who holds the lock: in a forked child nobody does."""
+        self._lock = threading.Lock()
+
     def add_prompt(self, tokens: int, cached: int) -> None:
         """A sample begins."""
         with self._lock:

@@ -23,6 +23,7 @@ from agentspec.models.causal_lm import CausalLM
 from agentspec.models.translated import TranslatedModel
 from agentspec.models.translation import Translation
 from agentspec.speculative import SpeculativeDecoder
+from agentspec.threads import in_forked_child
 
 EMBEDDED = "embedded"
 
@@ -69,6 +70,14 @@ def shared_engine(spec: PairSpec) -> LocalEngine:
         if engine is None or engine.is_closed:
             engine = _engines[spec] = load_engine(spec)
         return engine
+
+
+def _forget_loading() -> None:
+    """In a forked child: another thread of the parent may have been loading; idle engines stay usable."""
+    _locks.clear()
+
+
+in_forked_child(_forget_loading)
 
 
 def load_engine(spec: PairSpec) -> LocalEngine:

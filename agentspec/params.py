@@ -7,11 +7,14 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from agentspec.errors import InvalidRequestError
-from agentspec.values import GREATEST, LEAST, MOST, in_one_form, is_integer, is_number, is_whole, shown
+from agentspec.errors import InvalidRequestError, shown
+from agentspec.values import GREATEST, LEAST, MOST, in_one_form, is_integer, is_number, is_whole
 
 LEAST_TEMPERATURE = 1e-5
 """Below this, scores divided by it leave float32; the law is greedy long before."""
+
+MOST_STOPS, LONGEST_STOP = 256, 1024
+"""Stop strings of a request at most, and characters of each: every text is searched for all of them."""
 
 _SIZES = f"0 or of a size that float32 holds ({LEAST:.2g} to {GREATEST:.2g})"
 _IDS = f"ids from 0 to {MOST}"
@@ -85,7 +88,12 @@ class SamplingParams:
             ("min_p", is_number(self.min_p) and 0 <= self.min_p <= 1, f"a number in [0, 1], {_SIZES}"),
             ("seed", self.seed is None or is_whole(self.seed), "None or an integer"),
             ("max_tokens", is_integer(self.max_tokens) and self.max_tokens >= 1, f"an integer from 1 to {MOST}"),
-            ("stop", all(isinstance(s, str) and s for s in self.stop), "non-empty strings"),
+            (
+                "stop",
+                len(self.stop) <= MOST_STOPS
+                and all(isinstance(s, str) and 0 < len(s) <= LONGEST_STOP for s in self.stop),
+                f"non-empty strings, {MOST_STOPS} at most of {LONGEST_STOP} characters at most",
+            ),
             ("stop_token_ids", all(is_integer(i) and i >= 0 for i in self.stop_token_ids), _IDS),
             (
                 "logprobs",

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from agentspec.constraints import Grammar, GrammarEngine
 from agentspec.dice import DICE, Acceptance
-from agentspec.errors import InvalidRequestError
+from agentspec.errors import InvalidRequestError, shown
 from agentspec.sampling import SamplingParams
 from agentspec.sequence import FinishReason, TokenLogprob
 from agentspec.stats import StepStats
+from agentspec.values import is_integer, is_number
+
+MOST_SAMPLES = 1024
+"""Samples of one request at most."""
 
 
 @dataclass(frozen=True)
@@ -22,13 +27,13 @@ class Request:
         prompt: ids.
         params: sampling settings and limits.
         grammar: the language the text must be in.
-        n: number of samples.
+        n: number of samples, ``MOST_SAMPLES`` at most.
         gamma: tokens to draft per round, 0 for none; None for the decoder's own.
         acceptance: None for the decoder's own; or for ``"coupled"`` where a seed is named and gamma is chosen by
             measured time, for a seed would not tell the text otherwise.
         grammar_engine: which makes the grammar's masks; None for the engine's own choice.
-        timeout_s: seconds after which the request ends with ``RequestTimeoutError``, at the next round; None
-            for no limit.
+        timeout_s: seconds after which the request ends with ``RequestTimeoutError``, at the next round; where the
+            worker does not come to it, a second later with ``EngineStuckError``. None for no limit.
         family: requests of one family are siblings, as the samples of one request are: drafters may copy from one what
             they propose for another. None for a family of its own.
         priority: requests of a higher one leave the queue first.
@@ -52,15 +57,24 @@ class Request:
         try:
             object.__setattr__(self, "prompt", tuple(operator.index(i) for i in self.prompt))
         except TypeError as error:
-            raise InvalidRequestError(f"A prompt is a sequence of token ids, got {self.prompt!r}: {error}.") from error
-        if not isinstance(self.n, int) or self.n < 1:
-            raise InvalidRequestError(f"n is the number of samples, 1 or more; got {self.n!r}.")
-        if self.gamma is not None and not (isinstance(self.gamma, int) and self.gamma >= 0):
-            raise InvalidRequestError(f"gamma is the number of tokens to draft, 0 or more; got {self.gamma!r}.")
-        if self.acceptance is not None and self.acceptance not in DICE:
-            raise InvalidRequestError(f"acceptance must be one of {sorted(DICE)}, got {self.acceptance!r}.")
-        if self.timeout_s is not None and not self.timeout_s > 0:
-            raise InvalidRequestError(f"A timeout is a number of seconds above 0, got {self.timeout_s!r}.")
+            raise InvalidRequestError(
+                f"A prompt is a sequence of token ids, got {shown(self.prompt)}: {error}."
+            ) from error
+        if not is_integer(self.n) or not 1 <= self.n <= MOST_SAMPLES:
+            raise InvalidRequestError(
+                f"n is the number of samples, 1 or more and {MOST_SAMPLES} at most; got {shown(self.n)}. For more, "
+                "make several requests."
+            )
+        if self.gamma is not None and not (is_integer(self.gamma) and self.gamma >= 0):
+            raise InvalidRequestError(f"gamma is the number of tokens to draft, 0 or more; got {shown(self.gamma)}.")
+        if self.acceptance is not None and self.acceptance not in tuple(DICE):
+            raise InvalidRequestError(f"acceptance must be one of {sorted(DICE)}, got {shown(self.acceptance)}.")
+        if self.timeout_s is not None and not _is_time(self.timeout_s):
+            raise InvalidRequestError(f"A timeout is a number of seconds above 0, got {shown(self.timeout_s)}.")
+        if not is_number(self.priority):  # the worker compares those of all requests
+            raise InvalidRequestError(f"A priority is a number, got {shown(self.priority)}.")
+        if self.family is not None and not isinstance(self.family, str):
+            raise InvalidRequestError(f"A family is named by a string, got {shown(self.family)}.")
         if self.validate and (self.grammar is None or self.grammar.kind != "json_schema"):
             raise InvalidRequestError("validate=True checks texts against a JSON Schema; the request has none.")
 
@@ -86,3 +100,7 @@ class Completion:
     logprobs: tuple[TokenLogprob, ...] | None
     stats: StepStats
     invalid: str | None = None
+
+
+def _is_time(value: float) -> bool:
+    return (is_number(value) or value == math.inf) and value > 0

@@ -6,23 +6,43 @@ learns to whoever waits for it. Only the worker thread touches models and sequen
 Nobody waits for long prompts: of those that are read, a bounded number of tokens comes between two rounds. Nobody
 waits for long requests: where one has no place and another has twice its share, the other gives one up, and goes on
 later from where it was.
+
+What goes wrong in a round is its row's alone (``agentspec.rounds``).
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
+from collections.abc import Iterable
+from weakref import WeakSet
 
 import torch
 
 from agentspec.dice import Acceptance
-from agentspec.errors import EngineClosedError, InvalidRequestError
+from agentspec.errors import EngineBusyError, EngineClosedError, InvalidRequestError, shown
 from agentspec.job import Job, Member
 from agentspec.metrics import EngineMetrics, Meter
-from agentspec.sequence import Batch
+from agentspec.rounds import Rounds
 from agentspec.speculative import SpeculativeDecoder
-from agentspec.stats import RoundStats
-from agentspec.threads import BUDGET
+from agentspec.thread_budget import BUDGET
+from agentspec.threads import in_forked_child, lock_of
+from agentspec.worker_status import IDLE, WorkerStatus
+
+MOST_WAITING = 16_384
+"""Sequences that wait for a place at most, by default."""
+
+CLOSE_S = 10.0
+"""Seconds that ``close`` waits for the worker."""
+
+_CLOSED = "The engine is closed; make a new one to go on."
+_FORKED = (
+    "This process was forked from one whose engine was serving requests, or uses CUDA: neither its worker thread nor a "
+    "pass that was under way exist here. Load the model after the fork (gunicorn without --preload, Celery's "
+    "worker_process_init signal, multiprocessing with the 'spawn' start method), or fork while no request is served."
+)
+_log = logging.getLogger("agentspec")
 
 
 class Scheduler:
@@ -32,25 +52,45 @@ class Scheduler:
         decoder: plays the rounds.
         max_running: most sequences in a round; others wait their turn.
         prefill_tokens: most tokens of new prompts that are computed between two rounds.
+        max_waiting: most sequences that wait for a place.
     """
 
-    def __init__(self, decoder: SpeculativeDecoder, max_running: int, prefill_tokens: int = 256) -> None:
+    def __init__(
+        self,
+        decoder: SpeculativeDecoder,
+        max_running: int,
+        prefill_tokens: int = 256,
+        max_waiting: int = MOST_WAITING,
+    ) -> None:
         self._decoder = decoder
         self._max_running = max_running
         self._prefill_tokens = prefill_tokens
+        self._max_waiting = max_waiting
         self._wake = threading.Condition()
         self._waiting: list[Member] = []
         self._running: list[Member] = []
         self._meter = Meter()
+        self._rounds = Rounds(decoder, self._meter)
         self._closed = False
-        self._why_closed = "The engine is closed; make a new one to go on."
-        self._thread: threading.Thread | None = None
+        self._why_closed = _CLOSED
+        self.status = WorkerStatus()
+        _schedulers.add(self)
 
-    def submit(self, job: Job) -> None:
-        """Queue the sequences of a job.
+    @property
+    def _thread(self) -> threading.Thread | None:
+        return self.status.thread
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it takes no more requests."""
+        return self._closed
+
+    def submit(self, *jobs: Job) -> None:
+        """Queue the sequences of jobs, of all or of none.
 
         Raises:
             EngineClosedError: after ``close``.
+            EngineBusyError: where too many would wait.
             InvalidRequestError: on the worker thread itself, which would wait for itself.
         """
         if threading.current_thread() is self._thread:
@@ -58,45 +98,84 @@ class Scheduler:
                 "A request from the engine's own worker thread (from a logits_processor, say) would wait for itself; "
                 "ask from another thread."
             )
+        members = [member for job in jobs for member in job.members]
         with self._wake:
-            if self._closed:
-                raise EngineClosedError(self._why_closed)
-            job.meter = self._meter
-            self._waiting.extend(job.members)
+            self.check_room(len(members))
+            for job in jobs:
+                job.meter = self._meter
+            self._waiting.extend(members)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="agentspec", daemon=True)
-                self._thread.start()
+                self.status.thread = threading.Thread(target=self._run, name="agentspec", daemon=True)
+                self.status.thread.start()
             self._wake.notify()
+
+    def check_room(self, count: int) -> None:
+        """Make sure that so many more sequences may wait.
+
+        Raises:
+            EngineClosedError: after ``close``.
+            EngineBusyError: where they would be too many.
+        """
+        if self._closed:
+            raise EngineClosedError(self._why_closed)
+        if len(self._waiting) + count > self._max_waiting:
+            raise EngineBusyError(
+                f"{len(self._waiting):,} samples wait for a place already; {count:,} more would be above the bound of "
+                f"{self._max_waiting:,}. Ask again later or for fewer at once, or raise the engine's max_waiting."
+            )
 
     def metrics(self) -> EngineMetrics:
         """What was done so far; may be called from any thread."""
         with self._wake:
             return self._meter.read(len(self._running), len(self._waiting), self._max_running)
 
+    def check_alive(self) -> None:
+        """Make sure that there is a worker to wait for.
+
+        Raises:
+            EngineClosedError: where there is none: it was ended, or stayed behind in the process that forked this one.
+        """
+        if not self.status.is_alive:
+            raise EngineClosedError(self._why_closed if self._closed else f"The engine's worker is gone. {_CLOSED}")
+
     def close(self) -> None:
-        """End the worker after the round in progress; requests still on their way get ``EngineClosedError``."""
+        """End the worker after the round in progress; requests still on their way get ``EngineClosedError``.
+
+        Waits for the worker, but ``CLOSE_S`` seconds at most: one that is stuck is left behind, with a warning that
+        says where it is.
+        """
         with self._wake:
             self._closed = True
             self._wake.notify()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+        if self._thread is None or self._thread is threading.current_thread():
+            return
+        self._thread.join(CLOSE_S)
+        if self._thread.is_alive():
+            where = self.status.describe()
+            _log.warning("The engine's worker did not end within %g s of close(), and is left. %s", CLOSE_S, where)
+            self._fail_all(EngineClosedError(f"The engine was closed while its worker was stuck. {where}"))
 
     def _run(self) -> None:
         cause: BaseException = EngineClosedError("The engine was closed before the request was done.")
         try:
             while True:
+                self.status.enter(IDLE)
                 with self._wake:
                     self._wake.wait_for(lambda: self._closed or self._waiting or self._running)
                     if self._closed:
                         break
                 self._meter.threads = BUDGET.apply() if self._decoder.fits_any_threads else torch.get_num_threads()
                 self.step()
-        except BaseException as error:  # a SystemExit in somebody's processor, say: nobody may wait for ever
-            cause = EngineClosedError(f"The engine's worker was ended by {error!r}; make a new engine to go on.")
+        except BaseException as error:  # a fault of the loop itself: no caller may wait for ever
+            cause = EngineClosedError(f"The engine's worker was ended by {shown(error)}; make a new engine to go on.")
             cause.__cause__ = error
             self._why_closed = str(cause)
         with self._wake:
             self._closed = True
+        self._fail_all(cause)
+
+    def _fail_all(self, cause: BaseException) -> None:
+        with self._wake:
             left = [*self._running, *self._waiting]
         for member in left:
             member.job.fail(cause)
@@ -104,6 +183,7 @@ class Scheduler:
     def step(self) -> None:
         """One turn of the loop: those who left leave, those who fit join, some of their prompts is read, and everyone
         who is ready gets a round."""
+        self.status.enter("choosing the next round")
         self._running = _wanted(self._running)
         if self._waiting:
             gone = set(self._waiting) - set(_wanted(self._waiting))
@@ -111,14 +191,20 @@ class Scheduler:
                 self._waiting = [m for m in self._waiting if m not in gone]
             self._share()
             self._admit()
-        self._prefill()
+        with lock_of(self._decoder):  # engines may share one
+            self._prefill()
+            self._play()
+        self._running = _wanted([m for m in self._running if m.sequence.finish_reason is None])
+
+    def _play(self) -> None:
+        """A round for each acceptance rule that there is among those who are ready."""
         groups: dict[Acceptance, list[Member]] = {}
         for member in self._running:
             if member.is_ready:
                 groups.setdefault(member.sequence.acceptance, []).append(member)
         for group in groups.values():
-            self._round(group)
-        self._running = _wanted([m for m in self._running if m.sequence.finish_reason is None])
+            self.status.enter(f"in a round of {len(group)} sequences")
+            self._rounds.play(group)
 
     def _share(self) -> None:
         """Take places from a job that has twice its share, for jobs that have none."""
@@ -156,38 +242,40 @@ class Scheduler:
                 return
             if member.is_ready or member.job.is_over:
                 continue
+            self.status.enter("reading prompts")
             try:
                 left -= member.prefill(self._decoder, left)
-            except Exception as error:
+            except BaseException as error:
                 member.job.fail(error)
 
-    def _round(self, members: list[Member]) -> None:
-        """A round for sequences of one acceptance rule. What goes wrong in it is theirs alone.
+    def wake_in_child(self) -> None:
+        """Begin anew in a forked child: the worker stayed in the parent, and so did who held a lock.
 
-        A request that turns out to be impossible (its grammar or processor leaves no token) must not take its mates
-        along: the round changed nothing, so each plays it again by itself.
+        An idle engine starts another worker with its next request. One that was in the middle of something is closed.
         """
-        members = [m for m in members if not m.job.is_over]
-        if not members:
+        is_idle = self.status.is_idle and not self._running and not self._waiting
+        self._wake = threading.Condition()
+        self._meter.renew_lock()
+        if self._thread is None:
             return
-        lengths = [m.sequence.length for m in members]
-        try:
-            stats: RoundStats = self._decoder.round(Batch([m.sequence for m in members], self._decoder.device))
-            self._meter.add_round(stats)
-            for member, row in zip(members, stats.rows, strict=True):
-                member.stats.add_round(row, stats.seconds, stats.width)
-                member.tell()
-        except Exception as error:
-            untouched = [m for m, n in zip(members, lengths, strict=True) if m.sequence.length == n]
-            if isinstance(error, InvalidRequestError) and len(members) > 1 and untouched == members:
-                for member in members:
-                    self._round([member])
-            else:
-                for member in members:
-                    member.job.fail(error)
+        self._running, self._waiting = [], []
+        if not self._closed and (not is_idle or self._decoder.device.type == "cuda"):
+            self._closed, self._why_closed = True, _FORKED
+        self.status = WorkerStatus()
 
 
-def _wanted(members: list[Member]) -> list[Member]:
+_schedulers: WeakSet[Scheduler] = WeakSet()
+
+
+def _wake_in_child() -> None:
+    for scheduler in list(_schedulers):
+        scheduler.wake_in_child()
+
+
+in_forked_child(_wake_in_child)
+
+
+def _wanted(members: Iterable[Member]) -> list[Member]:
     """Those whose time is not up and whom somebody still waits for."""
     wanted = []
     for member in members:

@@ -116,6 +116,8 @@ class Sequence:
         self.prompt_length = len(self.context)
         self.logprobs: list[TokenLogprob] = []
         self.finish_reason: FinishReason | None = None
+        self.fault: BaseException | None = None
+        """Why it cannot go on: a commit that ended half-way, or a matcher that raised and may stand anywhere."""
         self.siblings: SequenceOf[Sequence] = ()
         """The samples of its request, itself among them; drafters may look at what they say."""
         self._detokenizer = detokenizer
@@ -203,6 +205,11 @@ class Sequence:
         self._detokenizer.flush()
         if self._stopped is not None:
             del self.context[self.prompt_length + self._stopped.tokens :]
+
+    def give_up(self, error: BaseException) -> None:
+        """Note why the sequence cannot go on; the first reason counts."""
+        if self.fault is None:
+            self.fault = error
 
     def _boundary(self, token: int, may_be_over: bool) -> FinishReason | None:
         is_over = token in self.end_tokens or (may_be_over and self._grammar_is_over())

@@ -23,7 +23,7 @@ from agentspec.device import Stopwatch, wait_for
 from agentspec.dice import DICE, Acceptance, Dice, Role
 from agentspec.draft_length import Auto, DraftLength, Fixed
 from agentspec.drafters import Draft, Drafter, NoDrafter
-from agentspec.errors import InvalidRequestError
+from agentspec.errors import InvalidRequestError, shown
 from agentspec.models import BestModel, CachingModel, LanguageModel, fits_any_threads
 from agentspec.models.cost import measured
 from agentspec.sampling import adjusted, best_legal, best_tokens, warped, why_no_token
@@ -169,9 +169,9 @@ class SpeculativeDecoder:
         acceptance: Acceptance = "rejection",
     ) -> None:
         if acceptance not in DICE:
-            raise InvalidRequestError(f"acceptance must be one of {sorted(DICE)}, got {acceptance!r}.")
+            raise InvalidRequestError(f"acceptance must be one of {sorted(DICE)}, got {shown(acceptance)}.")
         if not (isinstance(gamma, int | DraftLength) or gamma == "auto"):
-            raise InvalidRequestError(f"gamma must be an integer, 'auto' or a DraftLength, got {gamma!r}.")
+            raise InvalidRequestError(f"gamma must be an integer, 'auto' or a DraftLength, got {shown(gamma)}.")
         self.target = target
         self._best: BestModel | None = target if isinstance(target, BestModel) else None
         self.drafter = drafter or NoDrafter()
@@ -191,7 +191,12 @@ class SpeculativeDecoder:
         return all(map(fits_any_threads, (self.target, *drafts)))
 
     def round(self, batch: Batch) -> RoundStats:
-        """One round: draft, one target pass, verdict, commit. Every row of the batch gains at least one token."""
+        """One round: draft, one target pass, verdict, commit. Every row of the batch gains at least one token.
+
+        What raises before the commit has changed nothing. What raises in the commit of a row, or leaves its matcher in
+        an unknown state, becomes the ``fault`` of its sequence; the other rows are committed. Where every row has one,
+        the first is raised.
+        """
         laps = Laps()
         walk = Walk(batch, self.target.vocab_size, keeps_masks=batch.needs_laws)
         try:
@@ -209,13 +214,15 @@ class SpeculativeDecoder:
             draft = _forced_named(draft, walk)
             masked_at, masking, detokenizing = laps.lap("mask_s"), walk.seconds, batch.detokenize_seconds
             blocks, of_laws = self._verified(batch, draft, walk, logits, mask)
+            laps.lap("sample_s")
+            width = 1 + max(map(len, draft.spans))
+            self.draft_length.learn(batch, offered, blocks, width, laps.total_s - drafting)
             rows = [_commit(batch, row, block, draft, walk, of_laws, logits) for row, block in enumerate(blocks)]
         finally:
-            walk.settle()  # until the commit a round changes nothing, so that one that fails can be played again
+            walk.put_back()  # until the commit a round changes nothing, so that one that fails can be played again
+        _expect_a_row(batch)
         laps.lap("sample_s")
-        width = 1 + max(map(len, draft.spans))
         laps.move(watch.runs_past(masked_at), "sample_s", to="verify_s")
-        self.draft_length.learn(batch, offered, blocks, width, laps.total_s - drafting)
         laps.move(walk.seconds - masking, "sample_s", to="mask_s")
         laps.move(batch.detokenize_seconds - detokenizing, "sample_s", to="detokenize_s")
         return RoundStats(tuple(rows), laps.seconds, width)
@@ -250,6 +257,13 @@ class SpeculativeDecoder:
         return laps.seconds
 
 
+def _expect_a_row(batch: Batch) -> None:
+    """Raise the first fault where no row was committed."""
+    faults = [sequence.fault for sequence in batch.sequences if sequence.fault is not None]
+    if len(faults) == len(batch):
+        raise faults[0]
+
+
 def _forced_named(draft: Draft, walk: Walk) -> Draft:
     """The draft, with the grammar as the drafter of each token that it left no choice about."""
     named = copy(draft)
@@ -263,10 +277,17 @@ def _forced_named(draft: Draft, walk: Walk) -> Draft:
 def _commit(
     batch: Batch, row: int, block: list[int], draft: Draft, walk: Walk, of_laws: Tensor | None, logits: Tensor
 ) -> RowStats:
-    """Commit the block of a row; count what each drafter proposed and what was kept of it."""
-    taken = batch.commit(row, block, of_laws, logits, walk.leave(row, block))
+    """Commit the block of a row; count what each drafter proposed and what was kept of it.
+
+    An exception is the row's own: half of the block may stand, so that the sequence cannot go on.
+    """
+    sequence, sources = batch.sequences[row], draft.sources[row]
+    try:
+        taken = batch.commit(row, block, of_laws, logits, walk.leave(row, block))
+    except BaseException as error:
+        sequence.give_up(error)
+        return RowStats(Counter(sources), Counter(), 0)
     accepted = min(taken, common_prefix(draft.spans[row], block))
-    sources = draft.sources[row]
     return RowStats(Counter(sources), Counter(sources[:accepted]), taken, walk.constrained(row, taken))
 
 

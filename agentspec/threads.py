@@ -1,44 +1,41 @@
-"""Threads that compute: work for one that ends with it, and fewer of them while other processes keep the cores busy.
+"""Work for a thread that ends with it, objects that one thread at a time may use, and where a thread is.
 
 On the CPU, torch gives each thread that computes a team of helpers, which stays as long as that thread. Where there are
 more of these than cores (the thread that loaded a model has some, and the engine's worker has others), libgomp lets
 all of them sleep between two kernels, and waking them made every pass of a small model 1.4 times as long. So what
 computes elsewhere than in the worker (loading, measuring, the first mask of a grammar) does it in a thread that takes
 its team along when it ends.
-
-A team waits for its slowest thread, and libgomp waits by spinning. Where another process runs on a core of the team,
-each of the hundreds of parallel regions of a pass may wait for a time slice of milliseconds, and what spins meanwhile
-uses up the team's own share. One thread on a busy machine is then many times as fast as two. ``ThreadBudget`` looks at
-how busy the cores are with other processes, and sets the number of threads of the thread that asks it.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import logging
-import math
 import os
+import sys
 import threading
-import time
+import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import ParamSpec, TypeVar
+from weakref import WeakKeyDictionary
 
-import torch
-
-WINDOW_S = 0.2
-"""Seconds over which processor time is compared: the system counts it in hundredths."""
-
-_STAT = Path("/proc/stat")
-_USER, _NICE, _SYSTEM, _IRQ, _SOFTIRQ, _STEAL = 0, 1, 2, 5, 6, 7  # columns of a core's line
-_LEAVE, _RETURN = 0.5, 0.3  # shares of a core in use by others from which on it is left, up to which it is used again
-
-_log = logging.getLogger("agentspec")
+from agentspec.thread_budget import BUDGET
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+_FRAMES = 12  # of a stack, that are shown
+
+
+class OverdueError(Exception):
+    """Work did not end in time; it goes on in its thread.
+
+    Args:
+        thread: that works.
+    """
+
+    def __init__(self, thread: threading.Thread) -> None:
+        super().__init__(thread.name)
+        self.thread = thread
 
 
 def apart(function: Callable[P, T]) -> Callable[P, T]:
@@ -46,118 +43,85 @@ def apart(function: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
-        results: list[T] = []
-        errors: list[BaseException] = []
-
-        def compute() -> None:
-            try:
-                BUDGET.apply()
-                results.append(function(*args, **kwargs))
-            except BaseException as error:  # handed on to who waits
-                errors.append(error)
-
-        thread = threading.Thread(target=compute, name=f"agentspec {function.__name__}", daemon=True)
-        thread.start()
-        thread.join()
-        if errors:
-            raise errors.pop()
-        return results.pop()
+        return run_apart(lambda: function(*args, **kwargs), function.__name__)
 
     return wrapped
 
 
-@dataclass(frozen=True)
-class Times:
-    """Processor time on the cores that this process may use.
+def run_apart(work: Callable[[], T], name: str, timeout_s: float | None = None) -> T:
+    """Compute in a thread of its own; return the result, or raise the exception.
 
     Args:
-        at: seconds of ``time.perf_counter``.
-        cores: how many they are.
-        busy: seconds that they were busy since the machine started, without processes that give way.
-        own: of these, seconds of this process.
+        work: computes.
+        name: of the thread.
+        timeout_s: seconds to wait; None for no bound.
+
+    Raises:
+        OverdueError: where the result is not there by then. A thread cannot be ended: this one goes on.
     """
+    results: list[T] = []
+    errors: list[BaseException] = []
 
-    at: float
-    cores: int
-    busy: float
-    own: float
+    def compute() -> None:
+        try:
+            BUDGET.apply()
+            results.append(work())
+        except BaseException as error:  # handed on to the caller
+            errors.append(error)
 
-
-def read_times() -> Times | None:
-    """Processor time until now; None where the system does not count it by core (Linux does)."""
-    try:
-        cores = {f"cpu{core}" for core in os.sched_getaffinity(0)}
-        lines = [line.split() for line in _STAT.read_text().splitlines() if line.startswith("cpu")]
-        gives_way = os.getpriority(os.PRIO_PROCESS, 0) > 0
-        ticks = os.sysconf("SC_CLK_TCK")
-        counted = [[int(field) for field in line[1:]] for line in lines if line[0] in cores]
-        columns = [_USER, _SYSTEM, _IRQ, _SOFTIRQ, _STEAL, *([_NICE] if gives_way else [])]
-        busy = sum(fields[column] for fields in counted for column in columns) / ticks
-    except (OSError, AttributeError, ValueError, IndexError):
-        return None
-    return Times(time.perf_counter(), len(counted), busy, time.process_time()) if counted else None
+    thread = threading.Thread(target=compute, name=f"agentspec {name}", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if thread.is_alive():
+        raise OverdueError(thread)
+    if errors:
+        raise errors.pop()
+    return results.pop()
 
 
-@functools.cache
-def _openmp() -> Callable[[int], None] | None:
-    """Sets the number of threads of the calling thread, in the OpenMP that torch has loaded; None without one."""
-    try:
-        function = ctypes.CDLL(None).omp_set_num_threads
-    except (OSError, AttributeError, TypeError):
-        return None
-    function.argtypes, function.restype = [ctypes.c_int], None
-    set_threads: Callable[[int], None] = function
-    return set_threads
+def stack_of(thread: threading.Thread | None) -> str:
+    """Return where a thread is, as the last lines of a traceback; say so where it is nowhere."""
+    frame = sys._current_frames().get(thread.ident) if thread is not None and thread.ident is not None else None
+    return "  (the thread has ended)" if frame is None else "".join(traceback.format_stack(frame)[-_FRAMES:]).rstrip()
 
 
-class ThreadBudget:
-    """How many threads a thread may compute with now: as many as torch gives it, or as few as there are idle cores.
+_locks: WeakKeyDictionary[object, threading.RLock] = WeakKeyDictionary()
 
-    Only what does not depend on the number of threads should ask: products of torch round otherwise on others.
+
+def lock_of(owned: object) -> threading.RLock:
+    """Return the lock of an object that one thread at a time may use. The object itself can still be copied."""
+    lock = _locks.get(owned)
+    return _locks.setdefault(owned, threading.RLock()) if lock is None else lock
+
+
+def exclusive(attribute: str | None = None) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Let a method run in one thread at a time.
 
     Args:
-        read: gives the processor time until now.
+        attribute: names the attribute of ``self`` that must not be used twice at once; None for ``self``.
     """
 
-    def __init__(self, read: Callable[[], Times | None] = read_times) -> None:
-        self._read = read
-        self._lock = threading.Lock()
-        self._of_thread = threading.local()
-        self._last = read()
-        self._free = math.inf
+    def decorate(method: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(method)
+        def alone(*args: P.args, **kwargs: P.kwargs) -> T:
+            with lock_of(args[0] if attribute is None else getattr(args[0], attribute)):
+                return method(*args, **kwargs)
 
-    def apply(self) -> int:
-        """Set the number of threads of the calling thread, by the load of the last moments; returns it."""
-        team: int | None = getattr(self._of_thread, "team", None)
-        if team is None:
-            team = self._of_thread.team = self._of_thread.now = torch.get_num_threads()
-        wanted, set_threads = self.threads(team), _openmp()
-        if wanted != self._of_thread.now and set_threads is not None:
-            set_threads(wanted)
-            self._of_thread.now = wanted
-        now: int = self._of_thread.now
-        return now
+        return alone
 
-    def threads(self, team: int) -> int:
-        """How many of a team of threads find a core now; at least one."""
-        with self._lock:
-            if team > 1 and self._last is not None and time.perf_counter() - self._last.at >= WINDOW_S:
-                self._look(self._last, self._read())
-            return max(1, min(team, math.floor(min(self._free, team))))
-
-    def _look(self, before: Times, now: Times | None) -> None:
-        self._last = now
-        if now is None or now.own < before.own or now.at - before.at < WINDOW_S:  # a fork begins again at 0
-            return
-        others = max(0.0, now.busy - before.busy - (now.own - before.own)) / (now.at - before.at)
-        fewer, more = (math.floor(now.cores - others + share) for share in (_LEAVE, _RETURN))
-        free = fewer if fewer < self._free else max(self._free, more)
-        if free != self._free and min(free, self._free) < now.cores:
-            _log.info(
-                "other processes keep %.1f of %d cores busy: %d threads may compute", others, now.cores, max(1, free)
-            )
-        self._free = free
+    return decorate
 
 
-BUDGET = ThreadBudget()
-"""That of this process; it begins to look as it is imported."""
+def in_forked_child(forget: Callable[[], None]) -> None:
+    """Call a function in every child that this process is forked into: it forgets threads and locks of the parent."""
+    if hasattr(os, "register_at_fork"):  # not on Windows, where nothing is forked
+        os.register_at_fork(after_in_child=forget)
+
+
+def _forget_locks() -> None:
+    """Another thread of the parent may hold one; no such thread is in the child."""
+    global _locks
+    _locks = WeakKeyDictionary()
+
+
+in_forked_child(_forget_locks)

@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import Any
 
 from agentspec.ecma import matches
-from agentspec.errors import GrammarError
+from agentspec.errors import GrammarError, cut
 from agentspec.formats import CHECKS
 from agentspec.job import Delta
 from agentspec.request import Request
@@ -41,7 +41,7 @@ def validator(schema: str) -> Callable[[str], str | None]:
     try:
         kind.check_schema(described, format_checker=formats)
     except jsonschema.SchemaError as error:
-        raise GrammarError(f"The JSON Schema is none: {error.json_path}: {error.message}") from error
+        raise GrammarError(f"The JSON Schema is none: {error.json_path}: {cut(error.message)}") from error
     known = {name: check for name, check in _KEYWORDS.items() if name in kind.VALIDATORS}
     extended: Any = jsonschema.validators.extend(kind, known)  # type: ignore[no-untyped-call]
     # References lead to the schema itself and to those of JSON Schema: nothing is fetched.
@@ -55,8 +55,8 @@ def validator(schema: str) -> Callable[[str], str | None]:
         try:
             problem = jsonschema.exceptions.best_match(checker.iter_errors(value))
         except (ValueError, TimeoutError, RecursionError, re.error, referencing.exceptions.Unresolvable) as error:
-            return f"cannot be checked: {error}"
-        return None if problem is None else f"{problem.json_path}: {problem.message} ({problem.validator})"
+            return f"cannot be checked: {cut(str(error))}"
+        return None if problem is None else f"{problem.json_path}: {cut(problem.message)} ({problem.validator})"
 
     return why_invalid
 

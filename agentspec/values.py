@@ -6,13 +6,14 @@ import numbers
 from dataclasses import MISSING, fields
 from typing import Any
 
+from agentspec.errors import InvalidRequestError, shown
+
 LEAST, GREATEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 """The smallest and the greatest normal float32."""
 
 MOST = 2**63 - 1
 """The greatest integer of a tensor."""
 
-_SHOWN = 200  # characters of a value in an error
 _DIGITS = 20  # of an id that is written as text; a longer one is none
 
 
@@ -25,8 +26,8 @@ def in_one_form(params: Any) -> dict[str, Any]:
     stop, flag, bias = params.stop, params.logprobs, dict(params.logit_bias or {})
     return {
         **{f.name: f.default for f in fields(params) if f.default is not MISSING and getattr(params, f.name) is None},
-        **{f.name: tuple(getattr(params, f.name) or ()) for f in fields(params) if f.default == ()},
-        "stop": (stop,) if isinstance(stop, str) else tuple(stop or ()),
+        **{f.name: _tuple(f.name, getattr(params, f.name)) for f in fields(params) if f.default == ()},
+        "stop": (stop,) if isinstance(stop, str) else _tuple("stop", stop),
         "logprobs": (0 if flag else None) if isinstance(flag, bool) else flag,
         "logit_bias": {_as_id(i): value for i, value in bias.items()},
     }
@@ -34,6 +35,13 @@ def in_one_form(params: Any) -> dict[str, Any]:
 
 def _as_id(key: Any) -> Any:
     return int(key) if isinstance(key, str) and key.isdecimal() and len(key) <= _DIGITS else key
+
+
+def _tuple(name: str, value: Any) -> tuple[Any, ...]:
+    try:
+        return tuple(value or ())
+    except TypeError as error:
+        raise InvalidRequestError(f"{name} must be a sequence, got {shown(value)}.") from error
 
 
 def is_whole(value: object) -> bool:
@@ -55,12 +63,3 @@ def is_number(value: object) -> bool:
     except OverflowError:  # an integer of hundreds of digits
         return False
     return bool(value == 0) or LEAST <= size <= GREATEST
-
-
-def shown(value: object) -> str:
-    """``repr`` of a value, cut short."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python does not print integers of thousands of digits
-        text = f"{type(value).__name__} with an integer of thousands of digits"
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text)} characters)"

@@ -13,7 +13,7 @@ from agentspec.calls import HERMES, CallForm, Thought
 from agentspec.chat.answers import AnswerParser
 from agentspec.chat.harmony import HarmonyParser, harmony_messages, harmony_thought
 from agentspec.chat.pieces import Message, Parser
-from agentspec.errors import InvalidRequestError
+from agentspec.errors import InvalidRequestError, shown
 from agentspec.harmony import HARMONY
 from agentspec.schema_tools import to_json
 
@@ -222,11 +222,11 @@ def named(name: str, chat_template: str) -> Dialect:
     """
     dialect = DIALECTS.get(name)
     if dialect is None:
-        raise InvalidRequestError(f"dialect must be one of {sorted(DIALECTS)}, got {name!r}.")
+        raise InvalidRequestError(f"dialect must be one of {sorted(DIALECTS)}, got {shown(name)}.")
     if dialect.marks and "tool_calls" not in chat_template:
         raise InvalidRequestError(
-            f"The model's chat template renders no tool calls, so the dialect {name!r} cannot be used; use 'plain', "
-            "which writes tools and calls into the messages."
+            f"The model's chat template renders no tool calls, so the dialect {shown(name)} cannot be used; "
+            "use 'plain', which writes tools and calls into the messages."
         )
     return dialect
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol, get_args
 
 from agentspec.constraints.thinking import BudgetedMatcher
 from agentspec.constraints.walk import Walk
-from agentspec.errors import GrammarError
+from agentspec.errors import GrammarError, shown
 from agentspec.grammar import Grammar
 from agentspec.schema_tools import arguments_schema, checked, closed, in_json_form, to_json
 from agentspec.schema_tools.leniency import expressible, left_open, repeatable
@@ -67,7 +67,7 @@ def compiler(tokenizer: Any, vocab_size: int, engine: GrammarEngine = "llguidanc
         GrammarError: for an engine of another name, or a tokenizer that it cannot read.
     """
     if engine not in GRAMMAR_ENGINES:
-        raise GrammarError(f"Unknown grammar engine {engine!r}; expected one of {', '.join(GRAMMAR_ENGINES)}.")
+        raise GrammarError(f"Unknown grammar engine {shown(engine)}; expected one of {', '.join(GRAMMAR_ENGINES)}.")
     if engine == "auto":
         return AutoCompiler({name: functools.partial(compiler, tokenizer, vocab_size, name) for name in _IN_ORDER})
     made: GrammarCompiler = importlib.import_module(f"{__name__}.{engine}").Compiler(tokenizer, vocab_size)

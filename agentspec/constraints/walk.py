@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar, TypeVarTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +15,9 @@ from agentspec.sampling import Prefix
 from agentspec.sequence import Batch
 from agentspec.sequence import Sequence as TokenSequence
 from agentspec.tokens import common_prefix
+
+T = TypeVar("T")
+Asked = TypeVarTuple("Asked")
 
 
 class Walk:
@@ -145,16 +149,21 @@ class Walk:
         """Put every matcher back to the start of the walk, but for those of rows that were given up.
 
         Raises:
-            GrammarError: where one cannot go back; the others have.
+            GrammarError: where one cannot go back; the others have. Or whatever else its engine raises.
         """
-        errors = []
+        errors = self.put_back()
+        if errors:
+            raise errors[0]
+
+    def put_back(self) -> list[BaseException]:
+        """Do what ``settle`` does; return the errors. Each is the ``fault`` of its row's sequence too."""
+        errors: list[BaseException] = []
         for row in self._rows:
             try:
                 row.settle()
-            except GrammarError as error:
+            except BaseException as error:  # an engine in Rust panics with one that is no Exception
                 errors.append(error)
-        if errors:
-            raise errors[0]
+        return errors
 
 
 class _Place:
@@ -246,19 +255,30 @@ class _RowWalk:
     def _rewind(self, count: int) -> None:
         """Put the matcher back to behind so many tokens."""
         if self._matcher is not None and self._taken > count:
-            started = time.perf_counter()
-            self._matcher.rewind(self._taken - count)
-            self.seconds += time.perf_counter() - started
+            self._ask(self._matcher.rewind, self._taken - count)
             self._taken = count
+
+    def _ask(self, question: Callable[[*Asked], T], *about: *Asked) -> T:
+        """Return what the matcher answers; count the seconds.
+
+        A matcher that raises may stand anywhere: the exception is the fault of this row's sequence, and of no other.
+        """
+        started = time.perf_counter()
+        try:
+            return question(*about)
+        except BaseException as error:
+            self.sequence.give_up(error)
+            raise
+        finally:
+            self.seconds += time.perf_counter() - started
 
     def _place(self) -> _Place | None:
         if self._matcher is None or not self.is_open:
             return None
-        place, started = _Place(), time.perf_counter()
-        place.forced = None if self._keeps_masks else self._matcher.forced()
-        is_over = place.forced is None and self._matcher.is_over()
-        place.is_complete = is_over or self._matcher.is_complete()
-        self.seconds += time.perf_counter() - started
+        place = _Place()
+        place.forced = None if self._keeps_masks else self._ask(self._matcher.forced)
+        is_over = place.forced is None and self._ask(self._matcher.is_over)
+        place.is_complete = is_over or self._ask(self._matcher.is_complete)
         if is_over:
             self._closed_at = len(self.tokens)
             return None  # the commit ends the sequence before anything is drawn here
@@ -270,9 +290,7 @@ class _RowWalk:
 
     def _ask_mask(self, place: _Place) -> None:
         assert self._matcher is not None
-        started = time.perf_counter()
-        place.mask = self._matcher.allowed().but(self.sequence.end_tokens, legal=place.is_complete)
-        self.seconds += time.perf_counter() - started
+        place.mask = self._ask(self._matcher.allowed).but(self.sequence.end_tokens, legal=place.is_complete)
         place.forced = place.mask.only
         if place.mask.is_empty:
             self._closed_at = len(self.tokens)  # a dead end: an error, but only for a text that gets here
@@ -287,9 +305,7 @@ class _RowWalk:
         if place.forced not in (None, token) or (place.mask is not None and token not in place.mask):
             return False
         assert self._matcher is not None
-        started = time.perf_counter()
-        taken = self._matcher.advance(token)
-        self.seconds += time.perf_counter() - started
+        taken = self._ask(self._matcher.advance, token)
         if not taken and place.mask is not None:
             raise GrammarError(f"The grammar engine refuses token {token}, which its mask allows.")
         self._taken += taken

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from agentspec.constraints import Walk
 from agentspec.drafters import Draft, Drafter
+from agentspec.errors import shown
 from agentspec.sequence import Batch
 
 
@@ -38,7 +39,7 @@ class PromptLookupDrafter(Drafter):
         if not 1 <= min_ngram <= max_ngram:
             raise ValueError(f"Expected 1 <= min_ngram <= max_ngram, got {min_ngram} and {max_ngram}.")
         if scope not in ("request", "siblings", "engine"):
-            raise ValueError(f"scope must be 'request', 'siblings' or 'engine', got {scope!r}.")
+            raise ValueError(f"scope must be 'request', 'siblings' or 'engine', got {shown(scope)}.")
         self.scope = scope
         self.max_ngram = max_ngram
         self.min_ngram = min_ngram

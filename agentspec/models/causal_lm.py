@@ -18,26 +18,27 @@ from agentspec.models.forward import SHORT_FEED, Feed, Forward
 from agentspec.models.fusion import fused_modules
 from agentspec.models.graphs import recorder_for
 from agentspec.models.kv_cache import RaggedKV
+from agentspec.models.kv_memory import default_budget
 from agentspec.models.loading import forward_keywords, load_module, parse_dtype, usable_device
 from agentspec.models.packing import compiled_by, layouts
 from agentspec.models.probe import Probe
 from agentspec.models.scored import Scored, Told
 from agentspec.models.tuning import tune
-from agentspec.threads import apart
+from agentspec.threads import apart, exclusive
 
-_CPU_BUDGET_BYTES = 4 << 30
+_alone = exclusive("model")  # whatever objects are made around it
 
 
 class CausalLM:
     """A decoder-only transformers model as a ``CachingModel``.
 
-    ``compile`` captures passes as CUDA graphs (``"auto"``: on CUDA, and without a word elsewhere); one that cannot be
-    captured is launched kernel by kernel, with one warning and the same results. What it does on a CPU, it does as a
-    model is loaded.
+    ``compile`` captures passes as CUDA graphs (``"auto"``: where there is CUDA); one that cannot be captured is
+    launched kernel by kernel, with one warning and the same results. On a CPU it acts as a model is loaded.
 
     ``rows`` contexts are kept cached, within ``memory_budget_bytes`` of K and V (default: 4 GiB on CPU, half of the
     free memory on CUDA); long contexts are read ``prefill_chunk`` tokens at a time. The module is put into evaluation
-    mode, its parameters stop requiring gradients, and its attention implementation may be switched.
+    mode, its parameters stop requiring gradients, and its attention implementation may be switched. Threads and
+    engines may share a model: it computes for one at a time.
 
     Raises ``ModelLoadError`` for a model whose state cannot be addressed by position, whose config names a length, a
     window or an end token that is none, or whose cached scores differ from its uncached ones.
@@ -68,7 +69,7 @@ class CausalLM:
         self.computed_tokens = 0
         """Tokens fed to the model so far, padding not counted."""
         self._probe()
-        budget = _default_budget(self.device) if memory_budget_bytes is None else memory_budget_bytes
+        budget = default_budget(self.device) if memory_budget_bytes is None else memory_budget_bytes
         self.kv.resize(rows=rows, budget_bytes=budget)
         self._forward.capture_with(recorder_for(compile, self.device, compiled_by(model) is not None))
 
@@ -179,6 +180,7 @@ class CausalLM:
         """Ids that the checkpoint names as ends: many chat models have several."""
         return frozenset(i for i in end_token_ids(self.model) if 0 <= i < self.vocab_size)
 
+    @_alone
     def narrow(self, vocab_size: int) -> None:
         """Leave out the scores of ids from ``vocab_size`` on: padding of the head that no token stands for.
 
@@ -191,10 +193,12 @@ class CausalLM:
             )
         self._vocab_size = self._forward.vocab_size = vocab_size
 
+    @_alone
     def cached_tokens(self, context: list[int]) -> int:
         """Length of the longest prefix of ``context`` that some KV row holds."""
         return self.kv.longest_prefix(context)[1]
 
+    @_alone
     def next_logits(self, contexts: Sequence[list[int]], last: Sequence[int]) -> Tensor:
         """Logits after each of the final ``last[b]`` tokens of ``contexts[b]``: ``[B, max(last), V]``, float32.
 
@@ -215,6 +219,7 @@ class CausalLM:
         for twin, count in zip(twins, last, strict=True):
             asked[twin] = max(asked[twin], count)
 
+        self.kv.release()  # a process that was forked in the middle of a pass finds rows taken
         rows = self.kv.reserve(len(asked), max(map(len, contexts)) + SHORT_FEED)
         # The longest match goes first, so that a context keeps its own row and newcomers fork from it.
         order = sorted(asked, key=lambda index: -known[index])
@@ -302,14 +307,8 @@ class CausalLM:
         self.computed_tokens += sum(len(feed.tokens) for feed in feeds)
         return found
 
+    @_alone
     def _probe(self) -> None:
         """Refuse a model whose scores from ragged cached blocks differ from those of plain uncached forwards."""
         Probe(self.model, self._forward, self.kv, self.next_logits).run(self.max_context)
         self.computed_tokens = 0
-
-
-def _default_budget(device: torch.device) -> int:
-    if device.type != "cuda":
-        return _CPU_BUDGET_BYTES
-    free, _ = torch.cuda.mem_get_info(device)
-    return free // 2

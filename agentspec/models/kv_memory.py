@@ -49,3 +49,8 @@ def zeros(like: Tensor, *shape: int) -> Tensor:
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
         memory.madvise(mmap.MADV_NOHUGEPAGE)
     return torch.frombuffer(memory, dtype=like.dtype).view(shape)
+
+
+def default_budget(device: torch.device) -> int:
+    """Return the bytes of K and V that a model may take where no bound is named."""
+    return torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else 4 << 30

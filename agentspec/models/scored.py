@@ -30,9 +30,8 @@ class Told:
     """The best tokens of some logits, for as long as these are as they were."""
 
     def __init__(self) -> None:
-        self._logits: Callable[[], Tensor | None] = lambda: None
-        self._version = 0
-        self._best: list[list[int]] = []
+        # One value, so that a thread which reads it while another writes never sees parts of two.
+        self._known: tuple[Callable[[], Tensor | None], int, list[list[int]]] = (lambda: None), 0, []
 
     def __reduce__(self) -> tuple[type[Told], tuple[()]]:
         """A copy was told nothing."""
@@ -45,9 +44,10 @@ class Told:
         """
         known = [tokens for tokens in best if tokens is not None]
         if len(known) == len(best) and not logits.is_inference():
-            self._logits, self._version, self._best = weakref.ref(logits), logits._version, known
+            self._known = weakref.ref(logits), logits._version, known
         return logits
 
     def of(self, logits: Tensor) -> list[list[int]] | None:
         """The best tokens of ``logits``; None for other ones, and for those that were written to since."""
-        return self._best if self._logits() is logits and logits._version == self._version else None
+        remembered, version, best = self._known
+        return best if remembered() is logits and logits._version == version else None

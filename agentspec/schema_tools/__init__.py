@@ -12,6 +12,7 @@ import functools
 import json
 from typing import Any
 
+from agentspec.errors import shown
 from agentspec.schema_tools.checks import MAX_BYTES, check_size, checked
 from agentspec.schema_tools.closing import closed, closed_arguments
 from agentspec.schema_tools.references import embedded, localized
@@ -44,7 +45,7 @@ def arguments_schema(tool: dict[str, Any]) -> dict[str, Any]:
     """
     function = tool["function"]
     parameters = {} if function.get("parameters") is None else function["parameters"]
-    what = f"The schema of the tool {function['name']!r}"
+    what = f"The schema of the tool {shown(function['name'])}"
     try:
         source = to_json(parameters)
     except (TypeError, ValueError, RecursionError):

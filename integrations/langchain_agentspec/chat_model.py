@@ -17,6 +17,7 @@ from langchain_core.tools import BaseTool
 
 from agentspec import InvalidRequestError
 from agentspec.constraints import GrammarEngine
+from agentspec.errors import cut
 from langchain_agentspec.callbacks import PROGRESS_S, follower
 from langchain_agentspec.forms import (
     answer_parser,
@@ -164,13 +165,13 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
             raise InvalidRequestError("with_structured_output makes its own response_format; leave one of them out.")
         if schema is None and method != "json_mode":
             raise InvalidRequestError(
-                f"method={method!r} needs a schema; 'json_mode' gives any JSON object without one."
+                f"method={cut(repr(method))} needs a schema; 'json_mode' gives any JSON object without one."
             )
         if method == "function_calling" and schema is not None:
             return structured(self._calling(schema, **kwargs), call_parser(schema), include_raw)
         if method not in ("json_schema", "json_mode"):
             raise InvalidRequestError(
-                f"method must be 'json_schema', 'function_calling' or 'json_mode', got {method!r}."
+                f"method must be 'json_schema', 'function_calling' or 'json_mode', got {cut(repr(method))}."
             )
         wanted = json_schema_of(schema)
         llm = self.bind(

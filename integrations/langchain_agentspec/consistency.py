@@ -21,7 +21,7 @@ from pydantic import BaseModel
 
 from agentspec import InvalidRequestError
 from agentspec.consistency import Ballot, Stop, canonical, is_decided, tally, winner
-from agentspec.errors import NoAnswerError
+from agentspec.errors import NoAnswerError, shown
 from langchain_agentspec.samples import Sample, within
 
 Aggregate = Literal["majority", "weighted"] | Callable[[list[Any]], Any]
@@ -134,7 +134,7 @@ class SelfConsistency(Runnable[Any, Any]):
         )
         for name, holds, expected, found in rules:
             if not holds:
-                raise InvalidRequestError(f"{name} must be {expected}, got {found!r}.")
+                raise InvalidRequestError(f"{name} must be {expected}, got {shown(found)}.")
         self.model, self.k, self.extract, self.aggregate = model, k, extract, aggregate
         self.stop, self.threshold, self.min_samples, self.tie = stop, threshold, min_samples, tie
         self.seed, self.ignore_args, self.return_all = seed, tuple(ignore_args), return_all
@@ -193,10 +193,10 @@ class SelfConsistency(Runnable[Any, Any]):
             answer = self.extract(sampled.output) if self.extract else answer_of(sampled.output, self.ignore_args)
             canonical(answer)
         except Exception as error:  # whatever a user's function raises: no vote, and no harm to the others
-            sampled.error = f"no answer in {sampled.output!r}: {error!r}"
+            sampled.error = f"no answer in {shown(sampled.output)}: {shown(error)}"
         else:
             sampled.answer = answer
-            sampled.error = f"no answer in {sampled.output!r}" if answer is None else None
+            sampled.error = f"no answer in {shown(sampled.output)}" if answer is None else None
 
     def _ballots(self, done: Sequence[Sampled]) -> list[Ballot]:
         return [Ballot(s.index, None if s.answer is None else canonical(s.answer), s.weight, s.logprob) for s in done]

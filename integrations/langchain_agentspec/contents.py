@@ -9,6 +9,7 @@ from typing import Any
 from langchain_core.messages import AIMessage, BaseMessage
 
 from agentspec import InvalidRequestError
+from agentspec.errors import shown
 
 TEXTS = {
     "text": "text",
@@ -56,7 +57,7 @@ def _text_of(block: Any, is_answer: bool) -> str | None:
     if isinstance(block, str):
         return block
     if not isinstance(block, Mapping):
-        raise InvalidRequestError(f"A content block is text or a dict, got {block!r}.")
+        raise InvalidRequestError(f"A content block is text or a dict, got {shown(block)}.")
     kind = block.get("type") or next((name for name in ("text", "cachePoint") if name in block), None)
     if kind in TEXTS and not (kind == "text-plain" and "text" not in block):
         return _expect_text(block.get(TEXTS[kind]), kind)
@@ -64,12 +65,12 @@ def _text_of(block: Any, is_answer: bool) -> str | None:
         return _text_of(block["value"], is_answer)
     if kind in BESIDE_TEXT or kind in CALLS or (is_answer and kind in OF_PROVIDERS):
         return None
-    raise InvalidRequestError(f"Only text can be read by this model, got a content block of type {kind!r}.")
+    raise InvalidRequestError(f"Only text can be read by this model, got a content block of type {shown(kind)}.")
 
 
 def _expect_text(text: Any, kind: str) -> str:
     if text is not None and not isinstance(text, str):
-        raise InvalidRequestError(f"A content block of type {kind!r} holds text, got {text!r}.")
+        raise InvalidRequestError(f"A content block of type {shown(kind)} holds text, got {shown(text)}.")
     return text or ""
 
 

@@ -17,7 +17,7 @@ from langchain_core.runnables import Runnable, RunnableLambda, RunnableMap, Runn
 from langchain_core.utils.pydantic import is_basemodel_subclass
 
 from agentspec import ContextOverflowError, Delta, InvalidRequestError
-from agentspec.errors import RequestTimeoutError
+from agentspec.errors import EngineStuckError, RequestTimeoutError, shown
 from langchain_agentspec.tools import described as described
 from langchain_agentspec.tools import json_schema_of as json_schema_of
 
@@ -42,7 +42,7 @@ def chosen_tools(tools: list[dict[str, Any]], choice: Any) -> tuple[list[dict[st
         names = [tool["function"]["name"] for tool in tools]
         raise InvalidRequestError(
             "tool_choice must be 'auto', 'none' or False, or, to demand a call, 'any', 'required', True or the name of "
-            f"one of the tools {names}; got {choice!r}."
+            f"one of the tools {names}; got {shown(choice)}."
         )
     return named, True
 
@@ -71,7 +71,7 @@ def final_schema(response_format: Any) -> dict[str, Any] | None:
             return response_format
     raise InvalidRequestError(
         "response_format must be a class, a JSON Schema, or {'type': 'json_schema', 'json_schema': {'schema': ...}}, "
-        f"{{'type': 'json_object'}} or {{'type': 'text'}}; got {response_format!r}."
+        f"{{'type': 'json_object'}} or {{'type': 'text'}}; got {shown(response_format)}."
     )
 
 
@@ -127,6 +127,10 @@ class CallTimeoutError(RequestTimeoutError, ModelTimeoutError):
     """A call that took longer than its timeout, as LangChain's core names it too."""
 
 
+class CallStuckError(EngineStuckError, CallTimeoutError):
+    """A call that took longer than its timeout, and whose engine is stuck."""
+
+
 @contextmanager
 def core_errors() -> Iterator[None]:
     """Raise what LangChain's core has a name for under that name."""
@@ -134,6 +138,8 @@ def core_errors() -> Iterator[None]:
         yield
     except ContextOverflowError as error:
         raise PromptTooLongError(str(error)) from error
+    except EngineStuckError as error:
+        raise CallStuckError(str(error)) from error
     except RequestTimeoutError as error:
         raise CallTimeoutError(str(error)) from error
 
@@ -187,6 +193,6 @@ def _expect_whole(result: list[Generation], partial: bool) -> None:
         json.loads(result[0].text)
     except json.JSONDecodeError as error:
         raise OutputParserException(
-            f"Expected a whole JSON value, got one that was cut short (raise max_tokens?): {result[0].text!r}",
+            f"Expected a whole JSON value, got one that was cut short (raise max_tokens?): {shown(result[0].text)}",
             llm_output=result[0].text,
         ) from error

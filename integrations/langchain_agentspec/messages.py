@@ -21,6 +21,7 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 
 from agentspec import Delta, FinishReason, InvalidRequestError, StepStats, TokenLogprob
 from agentspec.chat import CheckedTool, Parser, Piece, ToolCall
+from agentspec.errors import shown
 from langchain_agentspec.contents import calls_of, reasoning_of, text_of
 
 CUT_SHORT = "cut short: "
@@ -46,7 +47,9 @@ def _to_chat(message: BaseMessage) -> dict[str, Any]:
     if isinstance(message, AIMessage):
         role = "assistant"
     if role is None:
-        raise InvalidRequestError(f"A message of type {message.type!r} has no role in a chat; got {message!r}.")
+        raise InvalidRequestError(
+            f"A message of type {shown(message.type)} has no role in a chat; got {shown(message)}."
+        )
     chat: dict[str, Any] = {"role": role, "content": text_of(message)}
     if isinstance(message, AIMessage) and (calls := calls_of(message)):
         chat["tool_calls"] = calls

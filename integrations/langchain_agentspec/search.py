@@ -9,6 +9,7 @@ from typing import Any
 from langchain_core.runnables import Runnable, RunnableConfig
 
 from agentspec import InvalidRequestError
+from agentspec.errors import shown
 from langchain_agentspec.consistency import SelfConsistency, in_own_loop
 from langchain_agentspec.samples import Sample, within
 
@@ -64,7 +65,7 @@ async def aexpand(
 ) -> list[list[Any]]:
     """``expand`` for an event loop."""
     if not isinstance(k, int) or k < 1:
-        raise InvalidRequestError(f"k must be a number of continuations, 1 or more, got {k!r}.")
+        raise InvalidRequestError(f"k must be a number of continuations, 1 or more, got {shown(k)}.")
     asked = []
     for prefix in prefixes:
         first = Sample(0, k, seed)

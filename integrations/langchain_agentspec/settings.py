@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from agentspec import InvalidRequestError, LocalEngine, SamplingParams
+from agentspec.errors import shown
 from agentspec.kernels import Compile
 from agentspec.pairs import EMBEDDED, PairSpec, shared_engine
 from agentspec.tokens import well_formed
@@ -182,7 +183,8 @@ class ModelSettings(BaseModel):
             return shared_engine(PairSpec(model, self.draft, self.device, self.dtype, self.revision, self.compile))
         if model != self.model:
             raise InvalidRequestError(
-                f"model={model!r} asks for another model than that of the engine given as engine=...; leave one out."
+                f"model={shown(model)} asks for another model than that of the engine given as engine=...; leave one "
+                "out."
             )
         return self.engine
 
@@ -205,7 +207,7 @@ def _as_field(cls: type[ModelSettings], name: str, value: Any) -> Any:
         return _adapter(cls, name).validate_python(value, strict=isinstance(value, str))
     except ValidationError as error:
         what = error.errors()[0]["msg"]
-        raise InvalidRequestError(f"{name} cannot be {value!r}: {what[:1].lower()}{what[1:]}.") from error
+        raise InvalidRequestError(f"{name} cannot be {shown(value)}: {what[:1].lower()}{what[1:]}.") from error
 
 
 def _alternatives(logprobs: Any) -> Any:
@@ -223,15 +225,15 @@ def canonical(keywords: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in keywords.items():
         own = ALIASES.get(name, name)
         if name != "top_logprobs" and own in named and None not in (named[own], value) and named[own] != value:
-            raise InvalidRequestError(f"{own} is given twice, as {named[own]!r} and as {name}={value!r}.")
+            raise InvalidRequestError(f"{own} is given twice, as {shown(named[own])} and as {name}={shown(value)}.")
         if value is not None or own not in named:
             named[own] = value
     top = named.pop("top_logprobs", None)
     if top is not None and named.get("logprobs") is not False:
         if named.get("logprobs") not in (None, True, top) or isinstance(top, bool):
             raise InvalidRequestError(
-                f"top_logprobs is a number, beside logprobs=True or alone; got top_logprobs={top!r} and "
-                f"logprobs={named.get('logprobs')!r}."
+                f"top_logprobs is a number, beside logprobs=True or alone; got top_logprobs={shown(top)} and "
+                f"logprobs={shown(named.get('logprobs'))}."
             )
         named["logprobs"] = top
     return named
@@ -252,7 +254,7 @@ def _expect_known(names: Iterable[str], known: Collection[str], whose: str) -> N
         return
     every = sorted({*known, *ALIASES, "top_logprobs"})
     near = {name: difflib.get_close_matches(name, every, 1) for name in unknown}
-    meant = ", ".join(f"{close[0]!r} for {name!r}" for name, close in near.items() if close)
+    meant = ", ".join(f"{shown(close[0])} for {shown(name)}" for name, close in near.items() if close)
     raise InvalidRequestError(
         f"Unknown settings {unknown}{f'; did you mean {meant}?' if meant else '.'} Of {whose} these are known: "
         f"{', '.join(sorted(known))}."
@@ -278,11 +280,11 @@ def decoding(settings: Mapping[str, Any]) -> dict[str, Any]:
     """
     n, gamma, timeout = settings["n"], settings["gamma"], settings["timeout"]
     if not isinstance(n, int) or n < 1:
-        raise InvalidRequestError(f"n is the number of samples, 1 or more; got {n!r}.")
+        raise InvalidRequestError(f"n is the number of samples, 1 or more; got {shown(n)}.")
     if gamma != "auto" and not (isinstance(gamma, int) and gamma >= 0):
-        raise InvalidRequestError(f"gamma is the number of tokens to draft, 0 or more, or 'auto'; got {gamma!r}.")
+        raise InvalidRequestError(f"gamma is the number of tokens to draft, 0 or more, or 'auto'; got {shown(gamma)}.")
     if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):
-        raise InvalidRequestError(f"timeout is a number of seconds above 0, got {timeout!r}.")
+        raise InvalidRequestError(f"timeout is a number of seconds above 0, got {shown(timeout)}.")
     return {
         "n": n,
         "gamma": None if gamma == "auto" else gamma,

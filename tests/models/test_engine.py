@@ -28,6 +28,7 @@ from agentspec import (
     ModelDrafter,
     PromptLookupDrafter,
     Request,
+    RequestFailedError,
     SamplingParams,
     SpeculativeDecoder,
 )
@@ -334,15 +335,15 @@ def test_a_draft_with_a_shorter_context_costs_speed_alone() -> None:
     engine.close()
 
 
-def test_a_worker_that_is_ended_leaves_nobody_waiting() -> None:
+def test_a_processor_that_ends_its_thread_ends_its_request() -> None:
     def leave(prefix: list[int], logits: Tensor) -> Tensor:
         raise SystemExit
 
     engine = LocalEngine(SpeculativeDecoder(TableModel()))
-    with pytest.raises(EngineClosedError, match="SystemExit"):
+    with pytest.raises(RequestFailedError, match="SystemExit"):
         engine.generate([Request([0], SamplingParams(logits_processor=(leave,)))])
-    with pytest.raises(EngineClosedError):
-        engine.generate([Request([0])])
+    assert engine.generate([Request([0], SamplingParams(max_tokens=2))])
+    engine.close()
 
 
 @pytest.mark.parametrize(
@@ -408,7 +409,8 @@ class LeavingModel(TableModel):
         return super().next_logits(contexts, last)
 
 
-def test_a_worker_that_is_ended_while_it_admits_leaves_nobody_waiting() -> None:
+def test_a_model_that_ends_its_thread_while_it_reads_a_prompt_ends_its_requests() -> None:
     engine = LocalEngine(SpeculativeDecoder(LeavingModel()))
-    with pytest.raises(EngineClosedError, match="SystemExit"):
+    with pytest.raises(RequestFailedError, match="SystemExit"):
         engine.generate([Request([0, 1]), Request([1, 0])])
+    engine.close()

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from agentspec import threads
-from agentspec.threads import WINDOW_S, ThreadBudget, Times, apart, read_times
+from agentspec.thread_budget import WINDOW_S, ThreadBudget, Times, read_times
+from agentspec.threads import apart
 
 STEP_S = 2 * WINDOW_S
 

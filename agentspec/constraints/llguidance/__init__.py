@@ -10,7 +10,7 @@ from typing import Any
 import llguidance
 from llguidance import TokenizerWrapper
 
-from agentspec.errors import GrammarError, TokenizerError
+from agentspec.errors import GrammarError, TokenizerError, cut
 from agentspec.grammar import Grammar, Kind
 from agentspec.masks import TokenMask
 from agentspec.schema_tools import JSON_FORM, checked, in_json_form, to_json, without_unknown_formats
@@ -46,7 +46,7 @@ class Compiler:
         try:
             source = _json_schema(grammar) if grammar.kind == "json_schema" else _SOURCES[grammar.kind](grammar.source)
         except ValueError as error:
-            raise GrammarError(f"The {grammar.kind} grammar cannot be read: {error}") from error
+            raise GrammarError(f"The {grammar.kind} grammar cannot be read: {cut(str(error))}") from error
         matcher = llguidance.LLMatcher(self._tokenizer, source, log_level=0)
         if matcher.is_error():
             raise GrammarError(f"The {grammar.kind} grammar cannot be compiled: {_reason(matcher)}")
@@ -213,7 +213,7 @@ def _expect_way_back(matcher: LLGuidanceMatcher, token: int) -> None:
     try:
         matcher.advance(token)
     except GrammarError as error:
-        raise GrammarError(f"No text has an end in this grammar, or it is too large: {error}") from error
+        raise GrammarError(f"No text has an end in this grammar, or it is too large: {cut(str(error))}") from error
     try:
         matcher.rewind(1)
     except GrammarError as error:
@@ -221,4 +221,4 @@ def _expect_way_back(matcher: LLGuidanceMatcher, token: int) -> None:
 
 
 def _reason(matcher: llguidance.LLMatcher) -> str:
-    return matcher.get_error().split("\n<state>")[0].strip()
+    return cut(matcher.get_error().split("\n<state>")[0].strip())

@@ -24,7 +24,7 @@ from agentspec.constraints.outlines.json_regex import json_regex
 from agentspec.constraints.outlines.pattern import plain_pattern
 from agentspec.constraints.outlines.text import literal
 from agentspec.constraints.outlines.vocabulary import TokenTrie
-from agentspec.errors import CacheError, GrammarError, TokenizerError
+from agentspec.errors import CacheError, GrammarError, TokenizerError, shown
 from agentspec.grammar import Grammar
 from agentspec.masks import TokenMask
 from agentspec.schema_tools import to_json
@@ -51,7 +51,7 @@ def describe(term: Any) -> Grammar:
         return Grammar.choice([str(item) for item in term.items])
     if isinstance(term, dsl.Term):
         return Grammar.regex(dsl.to_regex(term))
-    raise GrammarError(f"Expected a type or term of outlines, got {term!r}.")
+    raise GrammarError(f"Expected a type or term of outlines, got {shown(term)}.")
 
 
 class Compiler:
@@ -98,7 +98,7 @@ class Compiler:
     def _made(self, grammar: Grammar) -> Compiled:
         if grammar.kind not in _REGEXES:
             raise GrammarError(
-                f"The outlines engine has no grammars of the kind {grammar.kind!r}, only {', '.join(_REGEXES)}; "
+                f"The outlines engine has no grammars of the kind {shown(grammar.kind)}, only {', '.join(_REGEXES)}; "
                 "llguidance has."
             )
         source = _lenient(grammar.source) if grammar.lenient and grammar.kind == "json_schema" else grammar.source

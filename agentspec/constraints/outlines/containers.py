@@ -17,6 +17,7 @@ from agentspec.constraints.outlines.schemas import (
     required,
 )
 from agentspec.constraints.outlines.text import CHARACTER, in_quotes
+from agentspec.errors import cut, shown
 
 ANY_DEPTH = 2
 STRING = f'"{CHARACTER}*"'
@@ -83,7 +84,7 @@ def _named(schema: Schema, place: str) -> dict[str, Any] | None:
             said.insert(0, properties(schema, place)[name])
         if not _is_name(name, schema.get("propertyNames", True), place) or False in (said or [rest]):
             if name in needed:
-                refuse(f"required {name!r}, which the schema does not allow,", place)
+                refuse(f"required {shown(name)}, which the schema does not allow,", place)
             continue
         named[name] = said[0] if len(said) == 1 else {"allOf": said} if said else rest
     return named
@@ -154,7 +155,7 @@ def _matches(source: str, name: str, place: str) -> bool:
     try:
         return re.search(source, name) is not None
     except re.error as error:
-        refuse(f"the pattern {source!r} ({error})", place)
+        refuse(f"the pattern {shown(source)} ({cut(str(error))})", place)
 
 
 def _is_name(name: str, names: Any, place: str) -> bool:

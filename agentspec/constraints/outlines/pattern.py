@@ -33,6 +33,7 @@ from agentspec.constraints.outlines.text import (
     singles,
     union,
 )
+from agentspec.errors import shown
 
 _CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v"}
 _COUNT = re.compile(r"\{(\d+)(,?)(\d*)\}")
@@ -97,7 +98,7 @@ def _read(source: str, reading: Reading, beside: Pattern | None) -> Pattern:
     except RecursionError as error:
         raise ValueError(f"too many groups in each other in the pattern {source[:80]!r}") from error
     if reader.at < len(source):
-        raise ValueError(f"unbalanced {source[reader.at]!r} in the pattern {source!r}")
+        raise ValueError(f"unbalanced {shown(source[reader.at])} in the pattern {shown(source)}")
     return found or Pattern(reading.write(()), 1, 1)
 
 
@@ -249,4 +250,4 @@ class _Reader:
         return found
 
     def _refuse(self, what: str) -> NoReturn:
-        raise ValueError(f"{what} in the pattern {self.source!r}")
+        raise ValueError(f"{what} in the pattern {shown(self.source)}")

@@ -15,8 +15,10 @@ from typing import Literal, TypeAlias
 from agentspec.constraints import Walk
 from agentspec.drafters import Draft, Drafter
 from agentspec.drafters.suffix.endings import SEPARATOR, Memory, Prompts, Text
+from agentspec.errors import shown
 from agentspec.sequence import Batch
 from agentspec.sequence import Sequence as TokenSequence
+from agentspec.threads import exclusive
 
 Place: TypeAlias = "tuple[array[int], int]"
 """A text, and where in it the continuation of an occurrence begins."""
@@ -66,7 +68,7 @@ class SuffixDrafter(Drafter):
         if not 0 <= min_probability <= 1:
             raise ValueError(f"min_probability is a probability from 0 to 1, got {min_probability}.")
         if scope not in ("request", "siblings", "engine"):
-            raise ValueError(f"scope must be 'request', 'siblings' or 'engine', got {scope!r}.")
+            raise ValueError(f"scope must be 'request', 'siblings' or 'engine', got {shown(scope)}.")
         if memory < 0 or max_occurrences < 1:
             raise ValueError(f"Expected memory >= 0 and max_occurrences >= 1, got {memory} and {max_occurrences}.")
         self.max_match = max_match
@@ -80,6 +82,7 @@ class SuffixDrafter(Drafter):
         self._prompts = Prompts(self._lengths, memory)
         self._memory = Memory(self._lengths, memory if scope == "engine" else 0)
 
+    @exclusive()  # of two engines, say
     def propose(self, batch: Batch, gamma: Sequence[int], walk: Walk) -> Draft:
         """The likeliest continuation of the longest match, up to ``gamma[b]`` tokens."""
         if self.scope == "engine":
@@ -92,6 +95,7 @@ class SuffixDrafter(Drafter):
             [tokens for tokens, _ in spans], batch.device, evidence=[evidence for _, evidence in spans]
         )
 
+    @exclusive()
     def prefill(self, contexts: Sequence[list[int]]) -> None:
         """Index the contexts, so that the first proposal need not."""
         for context in contexts:

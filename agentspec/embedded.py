@@ -125,6 +125,7 @@ def _install(folder: Path) -> None:
         _say("Converting it for torch (once)")
         converted = scratch / "converted"
         _convert(gguf, converted)
+        converted.chmod(0o700)  # whatever the umask is
         seal(converted / _MANIFEST, sorted(converted.iterdir()))
         if folder.exists():
             folder.rename(scratch / "damaged")

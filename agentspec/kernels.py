@@ -23,7 +23,7 @@ from torch import Tensor
 
 from agentspec.digests import is_intact, move, seal
 from agentspec.errors import CacheError
-from agentspec.folders import own_folder, root
+from agentspec.folders import expect_own, own_folder, root
 
 Compile = bool | Literal["auto"]
 """Whether CUDA graphs are captured, and products compiled on a CPU: where it can be done (``"auto"``), or as told."""
@@ -222,20 +222,23 @@ def _found() -> Kernels:
 
 def _library(command: tuple[str, ...], version: str) -> ctypes.CDLL:
     """The library that ``command`` makes, from the cache where it is there and intact."""
-    try:
-        folder = own_folder(root() / "kernels")
-        scratch = Path(tempfile.mkdtemp(dir=folder))
-    except CacheError as error:
-        warnings.warn(f"The kernels are compiled anew in every process. {error}", RuntimeWarning, stacklevel=2)
-    except OSError:  # a file system that is full or read-only, where an intact library may lie
-        with suppress(OSError, CacheError):
-            if is_intact(_manifest(kept := root() / "kernels" / f"{version}.so"), kept.name):
-                return ctypes.CDLL(str(kept))
-    else:
+    with suppress(CacheError):  # a user without a home
+        folder = root() / "kernels"
         try:
-            return _kept(command, folder / f"{version}.so", scratch)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+            scratch = Path(tempfile.mkdtemp(dir=own_folder(folder)))
+        except CacheError as error:
+            warnings.warn(f"The kernels are compiled anew in every process. {error}", RuntimeWarning, stacklevel=2)
+        except OSError:  # a file system that is full or read-only, where an intact library may lie
+            kept = folder / f"{version}.so"
+            with suppress(OSError):
+                expect_own(folder)
+                if is_intact(_manifest(kept), kept.name):
+                    return ctypes.CDLL(str(kept))
+        else:
+            try:
+                return _kept(command, folder / f"{version}.so", scratch)
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
     with tempfile.TemporaryDirectory() as elsewhere:  # what cannot be kept is made for this process
         return ctypes.CDLL(str(_build(command, Path(elsewhere))))
 

@@ -16,8 +16,8 @@ from agentspec.errors import CacheError
 FILES = {"model.safetensors": b"w" * 50_000, "config.json": b"{}", "tokenizer.json": b'{"a": 1}'}
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(params=[0o022, 0o002, 0o000], ids=oct)
+def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A model that was converted from a small wheel, which is at hand."""
     wheel = tmp_path / "wheel.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
@@ -32,7 +32,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(embedded.WHEEL_VARIABLE, str(wheel))
     monkeypatch.setattr(embedded, "WHEEL_SHA256", sha256(wheel))
     monkeypatch.setattr(embedded, "_convert", convert)
-    return embedded.path()
+    before = os.umask(request.param)
+    try:
+        return embedded.path()
+    finally:
+        os.umask(before)
 
 
 def fail(*_: object) -> NoReturn:

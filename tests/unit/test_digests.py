@@ -62,7 +62,7 @@ def test_a_young_file_is_read_again(manifest: Path) -> None:
 
 @pytest.mark.parametrize("is_settled", [True, False])
 @pytest.mark.parametrize(
-    "change", ["cut", "emptied", "longer", "one bit", "exchanged", "gone", "a link", "a folder", "open"]
+    "change", ["cut", "emptied", "longer", "one bit", "exchanged", "gone", "a link", "a folder", "a pipe", "open"]
 )
 def test_a_changed_file_is_found(change: str, is_settled: bool, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     manifest: Path = request.getfixturevalue("settled" if is_settled else "manifest")
@@ -91,6 +91,8 @@ def test_a_changed_file_is_found(change: str, is_settled: bool, request: pytest.
             file.symlink_to("three")
         elif change == "a folder":
             file.mkdir()
+        elif change == "a pipe":  # whose reader would wait for ever
+            os.mkfifo(file, 0o600)
     assert not is_intact(manifest)
     assert not is_intact(manifest)  # and a check of it does not make it so
 

@@ -37,7 +37,7 @@ from agentspec import (
 from agentspec.calls import Thought
 from agentspec.chat import AnswerParser
 from agentspec.constraints import Walk, compiler
-from agentspec.sampling import Prefix, warp
+from agentspec.sampling import Prefix, warp, warped
 from agentspec.stats import RoundStats
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.whole]
@@ -371,15 +371,15 @@ def test_13_q_and_p_see_the_same_mask_for_the_same_prefix(monkeypatch: pytest.Mo
 
     seen: dict[str, list[Tensor]] = {"p": [], "q": []}
 
-    def spy(side: str) -> Callable[..., Tensor]:
+    def spy(side: str, spied_on: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def spied(logits: Tensor, params: Any, mask: Tensor, *rest: Any) -> Tensor:
             seen[side].append(mask)
-            return warp(logits, params, mask, *rest)
+            return spied_on(logits, params, mask, *rest)
 
         return spied
 
-    monkeypatch.setattr(agentspec.speculative, "warp", spy("p"))
-    monkeypatch.setattr(agentspec.drafters.model, "warp", spy("q"))
+    monkeypatch.setattr(agentspec.speculative, "warped", spy("p", warped))
+    monkeypatch.setattr(agentspec.drafters.model, "warp", spy("q", warp))
     scenario, sequence = Scenario(WISH, grammar=SHOP), sequence_of(Scenario(WISH, grammar=SHOP))
     decoder = SpeculativeDecoder(scenario.model(True), ModelDrafter(scenario.model(True, seed=5)), GAMMA)
     while sequence.finish_reason is None:

@@ -46,7 +46,7 @@ from agentspec.constraints import Matcher, Walk
 from agentspec.dice import Acceptance, CoupledDice, Dice, Role
 from agentspec.errors import InvalidRequestError
 from agentspec.masks import Masks, TokenMask
-from agentspec.sampling import best_tokens, warp
+from agentspec.sampling import best_tokens, warp, warped
 from agentspec.speculative import verify, verify_coupled, verify_greedy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -417,15 +417,15 @@ class Recorded(Drafter):
 def test_p_and_q_see_the_same_masks(name: str, acceptance: Acceptance, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, list[Tensor]] = {"p": [], "q": []}
 
-    def spy(side: str) -> Callable[..., Tensor]:
+    def spy(side: str, spied_on: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def spied(logits: Tensor, params: SequenceOf[SamplingParams], mask: Tensor, *rest: Any) -> Tensor:
             seen[side].append(mask)
-            return warp(logits, params, mask, *rest)
+            return spied_on(logits, params, mask, *rest)
 
         return spied
 
-    monkeypatch.setattr(agentspec.speculative, "warp", spy("p"))
-    monkeypatch.setattr(agentspec.drafters.model, "warp", spy("q"))
+    monkeypatch.setattr(agentspec.speculative, "warped", spy("p", warped))
+    monkeypatch.setattr(agentspec.drafters.model, "warp", spy("q", warp))
     target, draft = chatty_models()
     drafter = Recorded(drafters(target, draft)[name])
     compared = 0

@@ -13,7 +13,7 @@ from agentspec.errors import InvalidRequestError, shown
 from agentspec.sampling import SamplingParams
 from agentspec.sequence import FinishReason, TokenLogprob
 from agentspec.stats import StepStats
-from agentspec.values import is_integer, is_number
+from agentspec.values import is_finite, is_integer
 
 MOST_SAMPLES = 1024
 """Samples of one request at most."""
@@ -71,7 +71,7 @@ class Request:
             raise InvalidRequestError(f"acceptance must be one of {sorted(DICE)}, got {shown(self.acceptance)}.")
         if self.timeout_s is not None and not _is_time(self.timeout_s):
             raise InvalidRequestError(f"A timeout is a number of seconds above 0, got {shown(self.timeout_s)}.")
-        if not is_number(self.priority):  # the worker compares those of all requests
+        if not is_finite(self.priority):  # the worker compares those of all requests
             raise InvalidRequestError(f"A priority is a number, got {shown(self.priority)}.")
         if self.family is not None and not isinstance(self.family, str):
             raise InvalidRequestError(f"A family is named by a string, got {shown(self.family)}.")
@@ -103,4 +103,4 @@ class Completion:
 
 
 def _is_time(value: float) -> bool:
-    return (is_number(value) or value == math.inf) and value > 0
+    return (is_finite(value) or value == math.inf) and value > 0

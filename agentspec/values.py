@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 from dataclasses import MISSING, fields
 from typing import Any
@@ -52,6 +53,14 @@ def is_whole(value: object) -> bool:
 def is_integer(value: object) -> bool:
     """Whether a value is an integer that a tensor of ids or counts holds, and no boolean."""
     return is_whole(value) and abs(int(value)) <= MOST  # type: ignore[call-overload]
+
+
+def is_finite(value: object) -> bool:
+    """Whether a value is a finite real number, and no boolean."""
+    try:
+        return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an integer beyond the largest float
+        return False
 
 
 def is_number(value: object) -> bool:

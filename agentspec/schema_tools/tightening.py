@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from agentspec.schema_tools.positions import Path, with_subschemas
+from agentspec.schema_tools.positions import DEFINITIONS, IN_PLACE, Path, Schema, subschemas, with_subschemas
+from agentspec.schema_tools.references import target
 
 _YEAR = r"(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
 _LEAP = r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
@@ -22,6 +23,20 @@ PATTERNS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T
 NAMES = 200
 """Declared properties of an object whose other keys are held to one form."""
 
+_ALONE = {
+    "$ref",
+    "anyOf",
+    "oneOf",
+    "type",
+    "title",
+    "description",
+    "default",
+    "examples",
+    "discriminator",
+    *DEFINITIONS,
+}
+"""Keywords that say nothing of names beside the schema that they hold or refer to."""
+
 _CONTROLS = r"\x00-\x1f\x7f"
 _CLASS = re.compile(r"\\.|\[\^(?P<members>(?:\\.|[^\]\\])+)\]", re.DOTALL)
 
@@ -32,13 +47,50 @@ def tightened(schema: Any) -> Any:
     llguidance lets a key that no property declares be written with escapes (``"\\u0061"``), so that it may spell one
     that is declared. In the strings of a pattern it does not.
     """
-    if not isinstance(schema, dict):
-        return schema
-    return _with_plain_keys(_with_calendar(_with_safe_classes(with_subschemas(schema, _tightened))))
+    joined = _joined(schema)
+
+    def change(path: Path, part: Any) -> Any:
+        return part if path[0] in ("not", "if") else of(part)
+
+    def of(part: Any) -> Any:
+        if not isinstance(part, dict):
+            return part
+        made = _with_calendar(_with_safe_classes(with_subschemas(part, change)))
+        return made if id(part) in joined else _with_plain_keys(made)
+
+    return of(schema)
 
 
-def _tightened(path: Path, part: Any) -> Any:
-    return part if path[0] in ("not", "if") else tightened(part)
+def _joined(root: Any) -> set[int]:
+    """Return the ids of the schemas that hold for a value together with others.
+
+    llguidance joins their properties, and refuses patterns of names that overlap.
+    """
+    joined: set[int] = set()
+    unseen = [root]
+    while unseen:
+        schema = unseen.pop()
+        if isinstance(schema, dict):
+            if "allOf" in schema or (_in_place(schema, root) and schema.keys() - _ALONE):
+                _join(schema, root, joined)
+            unseen += (part for _, part in subschemas(schema))
+    return joined
+
+
+def _join(schema: Schema, root: Any, joined: set[int]) -> None:
+    """Add a schema and all within it: what two parts say of one property is joined too."""
+    unseen = [schema]
+    while unseen:
+        part = unseen.pop()
+        if isinstance(part, dict) and id(part) not in joined:
+            joined.add(id(part))
+            unseen += [*_in_place(part, root), *(inner for _, inner in subschemas(part))]
+
+
+def _in_place(schema: Schema, root: Any) -> list[Any]:
+    """Return the schemas that speak of the value of a schema: its parts in place, and what it refers to."""
+    parts = [part for path, part in subschemas(schema) if path[0] in IN_PLACE]
+    return [*parts, target(root, schema["$ref"])] if "$ref" in schema else parts
 
 
 def _with_safe_classes(schema: dict[str, Any]) -> dict[str, Any]:

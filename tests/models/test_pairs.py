@@ -83,10 +83,10 @@ def test_too_few_tokens_in_common_are_refused_naming_both(tmp_path: Path) -> Non
 
 def test_tokens_that_cannot_be_compared_are_refused_naming_both(tmp_path: Path) -> None:
     backend = Tokenizer(models.WordLevel({"<end>": 0, "a": 1, "b": 2}, unk_token="<end>"))
-    backend.decoder = decoders.Fuse()
+    backend.decoder = decoders.WordPiece()
     words = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>", unk_token="<end>")
     target, draft = save(tmp_path / "target", head=16), save(tmp_path / "draft", head=16, tokenizer=words)
-    with pytest.raises(IncompatiblePairError, match="decodes by Fuse") as caught:
+    with pytest.raises(IncompatiblePairError, match="decodes by WordPiece") as caught:
         load_engine(PairSpec(target, draft, device="cpu"))
     assert target in str(caught.value)
     assert draft in str(caught.value)

@@ -22,8 +22,8 @@ from agentspec import (
 )
 from agentspec.admission import Admission
 from agentspec.errors import LONGEST_SHOWN, cut, shown
+from agentspec.params import LONGEST_STOP, MOST_STOPS
 from agentspec.request import MOST_SAMPLES
-from agentspec.sampling import LONGEST_STOP, MOST_STOPS
 
 LONG = "x" * 160_000
 

@@ -191,8 +191,8 @@ def test_other_stop_strings_are_looked_for_in_the_text_that_is_shown() -> None:
 
 def test_nothing_is_spelled_where_no_stop_string_needs_it() -> None:
     served, _ = engine()
-    made = served._detokenizer(SamplingParams(stop=("user",)))
-    assert made is not None
-    assert made.spelled is None
-    assert served._detokenizer(SamplingParams(stop=("<|im_start|>",))).spelled is not None  # type: ignore[union-attr]
+    for stop, is_spelled in (("user", False), ("<|im_start|>", True)):
+        [sequence] = served._admission(Request([0], SamplingParams(stop=(stop,))))
+        assert sequence._detokenizer is not None
+        assert (sequence._detokenizer.spelled is not None) is is_spelled
     served.close()

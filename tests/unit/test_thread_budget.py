@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentspec import threads
+from agentspec import thread_budget, threads
 from agentspec.thread_budget import WINDOW_S, ThreadBudget, Times, read_times
 from agentspec.threads import apart
 
@@ -125,7 +125,7 @@ def test_what_was_found_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     ]
 
 
-@pytest.mark.skipif(threads._openmp() is None, reason="torch's OpenMP cannot be reached here")
+@pytest.mark.skipif(thread_budget._openmp() is None, reason="torch's OpenMP cannot be reached here")
 def test_the_number_is_that_of_the_calling_thread_alone(two_threads: None) -> None:
     machine = Machine(2)
     budget, found = ThreadBudget(machine.read), []
@@ -141,7 +141,7 @@ def test_the_number_is_that_of_the_calling_thread_alone(two_threads: None) -> No
     assert torch.get_num_threads() == 2
 
 
-@pytest.mark.skipif(threads._openmp() is None, reason="torch's OpenMP cannot be reached here")
+@pytest.mark.skipif(thread_budget._openmp() is None, reason="torch's OpenMP cannot be reached here")
 def test_work_apart_is_given_as_many_threads_as_there_are_cores_for(
     two_threads: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,7 +155,7 @@ def test_work_apart_is_given_as_many_threads_as_there_are_cores_for(
 
 
 def test_without_openmp_the_number_stays(two_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "_openmp", lambda: None)
+    monkeypatch.setattr(thread_budget, "_openmp", lambda: None)
     machine = Machine(2)
     budget = ThreadBudget(machine.read)
     machine.others = 2.0
@@ -164,7 +164,7 @@ def test_without_openmp_the_number_stays(two_threads: None, monkeypatch: pytest.
 
 def test_processor_time_is_read_by_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stat = tmp_path / "stat"
-    monkeypatch.setattr(threads, "_STAT", stat)
+    monkeypatch.setattr(thread_budget, "_STAT", stat)
     monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _: {0, 10}, raising=False)
     monkeypatch.setattr(threads.os, "sysconf", lambda _: 100)
     stat.write_text(
@@ -183,7 +183,7 @@ def test_processor_time_is_read_by_core(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("content", [None, "", "cpu0 1 2\n", "cpu0 a b c d e f g h\n", "intr 5\n"])
 def test_what_is_no_count_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None) -> None:
-    monkeypatch.setattr(threads, "_STAT", tmp_path / "stat")
+    monkeypatch.setattr(thread_budget, "_STAT", tmp_path / "stat")
     monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _: {0}, raising=False)
     if content is not None:
         (tmp_path / "stat").write_text(content)

@@ -101,10 +101,10 @@ class LocalEngine:
         self._scheduler.check_room(sum(request.n for request in requests))
         checks, boxes = [Check(request) for request in requests], [Mailbox() for _ in requests]
         jobs = [self._job(request, box.put, math.inf) for request, box in zip(requests, boxes, strict=True)]
+        for job in jobs:
+            job.begin()  # together: the time of one is not spent on the grammar of another
         watch = Watch(self._scheduler, jobs)
         try:
-            for job in jobs:
-                job.begin()  # together: the time of one is not spent on the grammar of another
             self._scheduler.submit(*jobs)
             return [_collect(*waiting, watch) for waiting in zip(requests, jobs, boxes, checks, strict=True)]
         finally:

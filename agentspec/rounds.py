@@ -1,4 +1,4 @@
-"""Rounds that fail: found out whose fault it is, and played again without it.
+"""Play rounds; where one fails, find the row that it fails for and play it again without that row.
 
 A round that raises before its commit has changed nothing, so its rows can play it again: a mate of the culprit gets
 the text that it has alone. What is known of a fault is used first:

@@ -1,4 +1,4 @@
-"""Where callers wait for the worker, with bounds of their own: a worker that is stuck keeps no caller.
+"""Where callers wait for the worker, with bounds of their own: a stuck worker keeps no caller.
 
 The worker ends requests whose time is up between rounds. Where it does not come to it, the caller ends its request
 itself, a moment later. Without a timeout a caller waits as long as there is a worker.
@@ -35,11 +35,11 @@ class Watch:
     def __init__(self, scheduler: Scheduler, jobs: SequenceOf[Job]) -> None:
         self._scheduler = scheduler
         self._jobs = jobs
+        self._due = min((job.deadline for job in jobs), default=math.inf)  # looked up again when it has passed
 
     def patience_s(self) -> float:
         """Seconds to wait before ``check``."""
-        due = min((job.deadline for job in self._jobs if not job.is_done), default=math.inf)
-        return max(0.0, min(HEARTBEAT_S, due + GRACE_S - time.perf_counter()))
+        return max(0.0, min(HEARTBEAT_S, self._due + GRACE_S - time.perf_counter()))
 
     def check(self, job: Job) -> None:
         """Make sure that there is something to wait for.
@@ -54,10 +54,12 @@ class Watch:
         if job.error is not None:
             raise job.error  # it could not be sent
         self._scheduler.check_alive()
-        now = time.perf_counter()
-        for overdue in self._jobs:
-            if not overdue.is_done and now > overdue.deadline + GRACE_S:
-                self._give_up(overdue)
+        if time.perf_counter() <= self._due + GRACE_S:
+            return
+        first = min((job for job in self._jobs if not job.is_done), key=lambda job: job.deadline, default=None)
+        self._due = math.inf if first is None else first.deadline
+        if first is not None and time.perf_counter() > self._due + GRACE_S:
+            self._give_up(first)
 
     def _give_up(self, job: Job) -> None:
         job.count("timeout")

@@ -1,4 +1,4 @@
-"""Nobody waits for ever: callers keep their own bound, whatever holds the worker."""
+"""Callers keep a bound of their own, whatever holds the worker."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ class Admission:
         if self._tokenizer is None:
             return lambda: None
 
-        params, is_exact = request.params, request.grammar is not None
+        params, is_exact = request.params, request.grammar is not None and not request.grammar.is_free
         skip_special = params.skip_special_tokens
         hidden = frozenset(self._tokenizer.all_special_ids) if skip_special else frozenset()
         skip = hidden | self._end_tokens | frozenset(params.stop_token_ids)

@@ -48,12 +48,15 @@ class Grammar:
         thinking: the budget of the thought that the language begins with; None for no limit.
         lenient: leave out what an engine cannot express of a JSON Schema, in place of refusing it: for texts that are
             checked afterwards (``Request.validate``).
+        is_free: whether a text is free until a call begins: it reads then as the tokenizer decodes it, which may leave
+            out a leading space. Other texts are exact to the byte.
     """
 
     kind: Kind
     source: str
     thinking: ThinkingBudget | None = None
     lenient: bool = False
+    is_free: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.thinking, dict):  # what was written as JSON
@@ -149,7 +152,7 @@ class Grammar:
         source = form.answers(
             tools, required=required, parallel=parallel, final=final, thought=thought, is_budgeted=budget is not None
         )
-        return cls("lark", source, budget)
+        return cls("lark", source, budget, is_free=not required and final is None)
 
     @classmethod
     def of(cls, description: Any) -> Grammar:

@@ -71,7 +71,7 @@ class Rounds:
                 tried, failed = tried + 1, failed + (alone is not None)
                 if alone is not None:
                     member.job.fail(alone)
-        if failed == tried:
+        if tried and failed == tried:
             self._narrow(1, len(members), patience=1)
         elif not failed:
             self._narrow(max(1, len(members) // 2), len(members), patience=_PATIENCE)

@@ -111,7 +111,10 @@ def _below_greatest(logits: Tensor) -> Tensor:
 
     Where the greatest is +inf, those that are +inf become 0 and all others -inf: the limit.
     """
-    below = logits - logits.amax(-1, keepdim=True)
+    greatest = logits.amax(-1, keepdim=True)
+    below = logits - greatest
+    if _is_on_host(logits) and not bool((greatest == math.inf).any()):
+        return below  # no other pass over V; a device would have to be waited for
     return below.masked_fill_(logits == math.inf, 0.0)
 
 

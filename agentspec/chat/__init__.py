@@ -132,7 +132,7 @@ class ChatFormat:
         return isinstance(ids, list | tuple) and all(isinstance(i, int) and 0 <= i < size for i in ids)
 
     def _text(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], settings: dict[str, Any]) -> Rendered:
-        foreign = Foreign(self._control, [messages, tools])
+        foreign = Foreign(self._control, [messages, tools, settings])  # documents, say, are settings
         hidden_tools = foreign.hidden(tools)
         refusal: Exception | None = None
         for arranged in arrangements(self.dialect.messages(foreign.hidden(messages), hidden_tools)):
@@ -141,7 +141,7 @@ class ChatFormat:
                     arranged,
                     tools=hidden_tools if tools and self.dialect.marks else None,
                     tokenize=False,
-                    **{"add_generation_prompt": True, **settings},
+                    **{"add_generation_prompt": True, **foreign.hidden(settings)},
                 )
             except Exception as error:  # templates raise whatever their authors chose
                 refusal = refusal or error

@@ -56,9 +56,11 @@ def test_the_text_of_an_answer_is_in_the_language(model: str, normalizer: str, p
         engine.close()
 
 
-def test_a_free_text_is_decoded_as_the_tokenizer_does() -> None:
+@pytest.mark.parametrize("grammar", [None, Grammar.tools([TOOL], required=False)], ids=["alone", "beside tools"])
+def test_a_free_text_is_decoded_as_the_tokenizer_does(grammar: Grammar | None) -> None:
     tokenizer = foreign.make("bpe", "none", "Metaspace-first-False")
     engine = LocalEngine(SpeculativeDecoder(Random(len(tokenizer))), tokenizer)
-    [[answer]] = engine.generate([Request([1], SamplingParams(seed=1, max_tokens=20))])
+    [[answer]] = engine.generate([Request([1], SamplingParams(seed=1, max_tokens=20), grammar)])
     engine.close()
+    assert answer.text
     assert answer.text == tokenizer.decode(answer.tokens, skip_special_tokens=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
+import functools
 import importlib
+import json
 import types
 import typing
 from collections.abc import Callable, Iterable, Sequence
@@ -149,9 +151,11 @@ class Grammar:
             ends = (thought.end, *([form.opener] if tools and form.opens_anywhere else []))
             budget = ThinkingBudget(thinking_budget, thought.opener, ends, thought.closing)
         final = None if final is None else checked(final, "The schema of the answer")
-        source = form.answers(
-            tools, required=required, parallel=parallel, final=final, thought=thought, is_budgeted=budget is not None
-        )
+        asked = (form, required, parallel, thought, budget is not None)
+        try:
+            source = _answers(to_json([list(tools), final]), *asked)  # agents offer the same tools at every step
+        except (TypeError, ValueError, RecursionError):  # no JSON: what is wrong with it is said by name
+            source = _answers.__wrapped__([tools, final], *asked)
         return cls("lark", source, budget, is_free=not required and final is None)
 
     @classmethod
@@ -174,6 +178,22 @@ class Grammar:
             f"Schema, OpenAI tool or response format, or an outlines type; got {shown(description)}. "
             "For patterns say Grammar.regex(...), for grammars Grammar.lark(...)."
         )
+
+
+@functools.lru_cache(maxsize=64)
+def _answers(
+    described: str | list[Any],
+    form: CallForm,
+    required: bool,
+    parallel: int,
+    thought: Thought | None,
+    is_budgeted: bool,
+) -> str:
+    """Return the Lark grammar of answers with the described tools and final schema."""
+    tools, final = json.loads(described) if isinstance(described, str) else described
+    return form.answers(
+        tools, required=required, parallel=parallel, final=final, thought=thought, is_budgeted=is_budgeted
+    )
 
 
 def _of_strings(values: Iterable[Any], otherwise: Any) -> Grammar:

@@ -207,3 +207,14 @@ def test_another_form_of_calls(grammars: Any, tokenizer: Any) -> None:
     grammar = Grammar.tools([TOOL], form=form)
     assert form.call("move", {"x": 1}) == '[CALL] {"call": "move", "with": {"x": 1}}'
     assert accepts(grammars, tokenizer, grammar, form.call("move", {"x": 1}))
+
+
+def test_tools_that_change_between_calls_make_another_grammar() -> None:
+    tool: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {}}}}}
+    before = Grammar.tools([tool])
+    assert Grammar.tools([tool]) == before
+    tool["function"]["parameters"]["properties"]["b"] = {}
+    assert Grammar.tools([tool]) != before
+    tool["function"]["parameters"]["properties"]["b"] = {"const": object()}
+    with pytest.raises(GrammarError, match="'f'"):
+        Grammar.tools([tool])

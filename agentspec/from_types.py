@@ -12,7 +12,7 @@ import typing_extensions
 
 from agentspec.errors import GrammarError, cut, shown
 from agentspec.schema_tools.positions import subschemas
-from agentspec.schema_tools.references import target
+from agentspec.schema_tools.tags import members_of, require
 
 INTEGER_NAME = "^-?(0|[1-9][0-9]*)$"
 
@@ -70,7 +70,7 @@ def _with_tags(schema: dict[str, Any]) -> dict[str, Any]:
         left += [inner for _, inner in subschemas(part)]
         if "oneOf" in part:
             for tag in _tags(part, made):
-                _require(tag, part["oneOf"], made)
+                require(tag, part["oneOf"], made)
             if "discriminator" not in part:
                 part["anyOf"] = part.pop("oneOf")
     return made
@@ -86,31 +86,9 @@ def _tags(union: dict[str, Any], root: Any) -> set[str]:
             for name, said in member.get("properties", {}).items()
             if "const" in said or len(said.get("enum", ())) == 1
         }
-        for member in _members(union["oneOf"], root)
+        for member in members_of(union["oneOf"], root)
     ]
     return set.intersection(*named) if named else set()
-
-
-def _require(tag: str, members: list[Any], root: Any) -> None:
-    for member in _members(members, root):
-        if tag in member.get("properties", {}) and tag not in member.setdefault("required", []):
-            member["required"].append(tag)
-
-
-def _members(members: list[Any], root: Any) -> list[dict[str, Any]]:
-    """The objects that a union has for members, those of unions within it included."""
-    found, left, seen = [], list(members), set[str]()
-    while left:
-        part = left.pop()
-        if not isinstance(part, dict):
-            continue
-        reference = part.get("$ref")
-        if reference is not None and reference not in seen:
-            seen.add(reference)
-            left.append(target(root, reference))
-        left += [inner for keyword in ("oneOf", "anyOf", "allOf") for inner in part.get(keyword, ())]
-        found += [part] if "properties" in part else []
-    return found
 
 
 def _for_pydantic(described: Any) -> Any:

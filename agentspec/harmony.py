@@ -25,6 +25,8 @@ NEXT = START + "assistant"
 TYPES = (" <|constrain|>json", "<|constrain|>json", " json", " code")
 """How models write the type of a call's body."""
 
+_MOST = 16  # thoughts and preambles of an answer, so that no model writes empty ones for ever
+
 THOUGHT = Thought(opener=f"{CHANNEL}analysis{MESSAGE}", end=END, gap=NEXT, closing=END)
 
 
@@ -60,9 +62,8 @@ class HarmonyForm(CallForm):
         is_budgeted: bool = False,
     ) -> str:
         """Return the Lark grammar of an answer: thoughts and preambles, then the final message or a call."""
-        mark, spoken = self.literal(MESSAGE), "TEXT"
-        if final is not None:
-            mark, spoken = f"type? {mark}", f"%json {in_json_form(closed(final))}"
+        mark = f"type? {self.literal(MESSAGE)}"
+        spoken = "TEXT" if final is None else f"%json {in_json_form(closed(final))}"
         rules = {
             "TEXT": ANY_TEXT,
             **up_to("body", END, self),
@@ -74,7 +75,7 @@ class HarmonyForm(CallForm):
             **self._calls(tools),
         }
         begun = "" if thought is None or thought.opener else "body next "
-        steps = "(thought | preamble)*" if thought else "preamble*"
+        steps = f"(thought | preamble){{0,{_MOST}}}" if thought else f"preamble{{0,{_MOST}}}"
         if is_budgeted:  # of one thought
             steps = "preamble?" if begun else "thought? preamble?"
         ends = [*(["call"] if tools else []), *([] if tools and required else ["final"])]

@@ -67,7 +67,7 @@ class HarmonyParser:
     """Reads answers in harmony: thoughts, preambles and the final message as they come, a call once it is whole.
 
     Args:
-        form: of calls.
+        form: of calls; None where no tools are offered.
         thought: that goes before the answer; one without an opener was opened by the prompt.
         begins_with_call: not needed here: the channel says what a message is.
         names: not needed either.
@@ -81,6 +81,7 @@ class HarmonyParser:
         begins_with_call: bool = False,
         names: Any = None,
     ) -> None:
+        self._form = form
         self._text = ""
         self._at = 0  # what is before has been read
         self._begin = 0  # of the message
@@ -98,7 +99,11 @@ class HarmonyParser:
     def finish(self) -> tuple[Piece, list[ToolCall]]:
         """The rest of the answer, and its calls."""
         piece = self._advance(is_over=True)
-        return piece, [] if self._recipient is None else [self._call(self._recipient)]
+        if self._recipient is None:
+            return piece, []
+        if self._form is None:  # no tools are offered: what would be a call is text
+            return Piece(piece.text + self._joined("text", self._text[self._at :]), piece.reasoning), []
+        return piece, [self._call(self._recipient)]
 
     def _advance(self, *, is_over: bool) -> Piece:
         """Read on until more text is needed."""

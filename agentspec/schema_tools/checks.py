@@ -8,6 +8,7 @@ from typing import Any
 from agentspec.errors import GrammarError
 from agentspec.schema_tools.depth import check_followed_depth
 from agentspec.schema_tools.positions import LISTS, MAPS, ONE, Schema, with_subschemas
+from agentspec.schema_tools.tags import with_required_tags
 from agentspec.schema_tools.written import to_json
 
 MAX_BYTES = 1_000_000
@@ -34,7 +35,7 @@ def check_size(source: str, what: str, limit: int = MAX_BYTES) -> None:
 
 
 def checked(schema: Any, what: str = "The JSON Schema") -> Any:
-    """Return a schema that is JSON of bounded size, without keywords that are null.
+    """Return a schema that is JSON of bounded size, without keywords that are null, whose unions require their tags.
 
     Servers in Go write an absent keyword as null. A schema without nulls comes back as it is.
 
@@ -55,7 +56,7 @@ def checked(schema: Any, what: str = "The JSON Schema") -> Any:
     check_size(source, what)
     if isinstance(schema, bool) or _is_draft_3(schema):
         return schema
-    known = _known(schema, what, "#")
+    known = with_required_tags(_known(schema, what, "#"))
     check_followed_depth(known, what)
     return known if to_json(known) != source else schema
 

@@ -31,11 +31,12 @@ BESIDE_TEXT = {"tool_call_chunk", "input_json_delta", "invalid_tool_call", "cita
 BESIDE_TEXT |= {"reasoning", "thinking", "redacted_thinking", "reasoning_content"}
 """Kinds of blocks that a prompt can do without, in any message."""
 
-OF_PROVIDERS = {"server_tool_call", "server_tool_call_chunk", "server_tool_result", "server_tool_use", "non_standard"}
-OF_PROVIDERS |= {"web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call", "mcp_call"}
-OF_PROVIDERS |= {"mcp_list_tools", "mcp_approval_request", "computer_call", "custom_tool_call", "local_shell_call"}
-OF_PROVIDERS |= {"web_search_tool_result", "code_execution_tool_result", "mcp_tool_use", "mcp_tool_result"}
-"""Kinds of blocks of what a provider did before its model answered: the assistant's text stands without them."""
+MEDIA = {"image", "image_url", "input_image", "audio", "input_audio", "video", "media"}
+MEDIA |= {"file", "input_file", "document", "search_result", "text-plain"}
+"""Kinds of blocks without which a message would say something else.
+
+Other kinds in an assistant's message tell what a provider did before its model answered: the text stands without them.
+"""
 
 
 def text_of(message: BaseMessage) -> str:
@@ -63,7 +64,7 @@ def _text_of(block: Any, is_answer: bool) -> str | None:
         return _expect_text(block.get(TEXTS[kind]), kind)
     if kind == "non_standard" and isinstance(block.get("value"), Mapping) and "type" in block["value"]:
         return _text_of(block["value"], is_answer)
-    if kind in BESIDE_TEXT or kind in CALLS or (is_answer and kind in OF_PROVIDERS):
+    if kind in BESIDE_TEXT or kind in CALLS or (is_answer and isinstance(kind, str) and kind not in MEDIA):
         return None
     raise InvalidRequestError(f"Only text can be read by this model, got a content block of type {shown(kind)}.")
 

@@ -72,13 +72,29 @@ def _own_schema(tool: Any) -> Schema | None:
         return parameters_of(tool) if bare else None
     if callable(tool) and not isinstance(tool, type | BaseTool):
         tool = StructuredTool.from_function(tool, description=tool.__doc__ or tool.__name__)
-    given = tool.tool_call_schema if isinstance(tool, BaseTool) else tool
+    given = _arguments_of(tool) if isinstance(tool, BaseTool) else tool
     if isinstance(given, dict):
         return _opened(parameters_of(given))
     if not (isinstance(given, type) and (is_basemodel_subclass(given) or typing_extensions.is_typeddict(given))):
         return None
     schema = schema_of(given)
     return parameters_of(schema) if any(key in schema for key in DEFINITIONS) else None
+
+
+def _arguments_of(tool: BaseTool) -> Any:
+    """The schema of a tool's arguments: the class itself where all of its fields are the model's to fill.
+
+    What LangChain makes of it for a call leaves out what tells unions apart.
+    """
+    for_call = tool.tool_call_schema
+    given = tool.args_schema
+    are_classes = isinstance(given, type) and isinstance(for_call, type) and is_basemodel_subclass(given)
+    return given if are_classes and _field_names(given) == _field_names(for_call) else for_call
+
+
+def _field_names(described: Any) -> set[str]:
+    """The fields of a pydantic class, of v2 or v1."""
+    return set(described.model_fields if hasattr(described, "model_fields") else described.__fields__)
 
 
 def parameters_of(schema: Mapping[str, Any]) -> Schema:

@@ -61,6 +61,8 @@ def test_blocks_of_others_are_lines() -> None:
         ({"type": "function_call", "name": "f", "arguments": "{}", "call_id": "1"}, ""),
         ({"type": "tool_use", "name": "f", "input": {}, "id": "1"}, ""),
         ({"cachePoint": {"type": "default"}}, ""),
+        ({"type": "executable_code", "code": "1 + 1"}, ""),
+        ({"type": "a kind of next year", "data": "x"}, ""),
     ],
     ids=str,
 )
@@ -80,7 +82,6 @@ def test_blocks_that_are_text_or_stand_beside_it_are_taken(block: dict[str, Any]
         {"type": "document", "source": {}},
         {"type": "text-plain", "url": "x", "mime_type": "text/plain"},
         {"type": "non_standard", "value": {"type": "image", "base64": "x"}},
-        {"type": "new kind", "data": "x"},
         {"data": "x"},
         {"type": "text", "text": 7},
         7,

@@ -15,7 +15,7 @@ from random_schemas import instances
 from typing_extensions import TypedDict
 
 from agentspec.from_types import schema_of
-from agentspec.schema_tools import closed
+from agentspec.schema_tools import checked, closed
 
 
 class Cat(BaseModel):
@@ -181,3 +181,25 @@ def test_the_type_itself_is_not_changed() -> None:
     old = OldPet.schema()
     schema_of(OldPet)
     assert OldPet.schema() == old
+
+
+class _Cat(BaseModel):
+    kind: Literal["cat"] = "cat"
+    lives: int
+
+
+class _Dog(BaseModel):
+    kind: Literal["dog"] = "dog"
+    bark: str
+
+
+class _Args(BaseModel):
+    pet: Annotated[_Cat | _Dog, Field(discriminator="kind")]
+
+
+def test_a_schema_of_another_server_that_names_its_tag_has_it_required() -> None:
+    """As pydantic and OpenAPI write it: the tag has a default, and chooses the member."""
+    schema = closed(checked(_Args.model_json_schema()))
+    assert jsonschema.Draft202012Validator(schema).is_valid({"pet": {"kind": "cat", "lives": 9}})
+    assert not jsonschema.Draft202012Validator(schema).is_valid({"pet": {"lives": 9}})
+    assert checked(schema) is schema

@@ -15,6 +15,7 @@ from agentspec import GrammarError
 from agentspec.calls import Thought
 from agentspec.chat import ChatFormat, Piece, ToolCall
 from agentspec.chat.dialects import detect
+from agentspec.chat.harmony import HarmonyParser
 from agentspec.constraints import begin, compiler
 from agentspec.sequence import Matcher
 
@@ -326,3 +327,21 @@ def test_several_calls_of_a_foreign_message_become_one_message_each() -> None:
 def test_names_that_harmony_cannot_write_are_refused() -> None:
     with pytest.raises(GrammarError, match="letters, digits"):
         started(tools=[{"type": "function", "function": {"name": "a b"}}])
+
+
+def test_a_final_answer_may_name_its_type_beside_tools() -> None:
+    assert accepts('<|channel|>final <|constrain|>json<|message|>{"ok": true}')
+
+
+def test_thoughts_do_not_go_on_for_ever() -> None:
+    empty = "<|channel|>analysis<|message|><|end|><|start|>assistant"
+    assert accepts(empty * 3 + YES)
+    assert not accepts(empty * 100 + YES)
+
+
+def test_a_call_of_tools_that_nobody_offered_is_text() -> None:
+    parser = HarmonyParser(None)
+    parser.push(CALL)
+    piece, calls = parser.finish()
+    assert calls == []
+    assert piece.text == ARGUMENTS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any, Literal, Optional
 
 import jsonschema
 import pydantic.v1
@@ -287,3 +287,24 @@ def test_broken_text_in_a_tool_is_mended_and_long_ones_are_cut() -> None:
     with pytest.raises(InvalidRequestError) as caught:
         described({"type": "web_search", "long": "x" * 100_000})
     assert len(str(caught.value)) < 2_000
+
+
+class _Circle(BaseModel):
+    kind: Literal["circle"] = "circle"
+    radius: float
+
+
+class _Square(BaseModel):
+    kind: Literal["square"] = "square"
+    side: float
+
+
+class _Draw(BaseModel):
+    shape: Annotated[_Circle | _Square, Field(discriminator="kind")]
+
+
+def test_an_argument_that_is_a_discriminated_union_keeps_its_tag() -> None:
+    tool = StructuredTool.from_function(lambda shape: "ok", name="draw", description="Draw.", args_schema=_Draw)
+    schema = jsonschema.Draft202012Validator(described(tool)["function"]["parameters"])
+    assert schema.is_valid({"shape": {"kind": "circle", "radius": 1.5}})
+    assert not schema.is_valid({"shape": {"radius": 1.5}})

@@ -123,7 +123,9 @@ class Admission:
         if left is not None:
             left = min(max(0.0, left - (time.perf_counter() - began)), threading.TIMEOUT_MAX)
         try:
-            return run_apart(lambda: [self._matcher(request, grammar) for _ in range(request.n)], "grammar", left)
+            return run_apart(
+                lambda: [self._matcher(request, grammar) for _ in range(request.n)], "grammar", left, on_idle_cores=True
+            )
         except OverdueError as error:
             raise EngineStuckError(
                 f"The request took longer than its timeout of {request.timeout_s:g} s: its grammar is still being "

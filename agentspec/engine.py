@@ -158,7 +158,7 @@ class LocalEngine:
         try:
             unfinished = len(job.members)
             while unfinished:
-                delta = check(await box.get(job, watch))
+                delta = await check.in_thread(await box.get(job, watch))
                 unfinished -= delta.finish_reason is not None
                 yield delta
         finally:

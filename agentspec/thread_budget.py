@@ -103,6 +103,10 @@ class ThreadBudget:
         now: int = self._of_thread.now
         return now
 
+    def renew_lock(self) -> None:
+        """Replace the lock: another thread of the parent may hold it, and no such thread is in a forked child."""
+        self._lock = threading.Lock()
+
     def threads(self, team: int) -> int:
         """How many of a team of threads find a core now; at least one."""
         with self._lock:
@@ -126,3 +130,6 @@ class ThreadBudget:
 
 BUDGET = ThreadBudget()
 """That of this process; it begins to look as it is imported."""
+
+if hasattr(os, "register_at_fork"):  # not on Windows; ``threads.in_forked_child`` imports this module
+    os.register_at_fork(after_in_child=BUDGET.renew_lock)

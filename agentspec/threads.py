@@ -48,13 +48,14 @@ def apart(function: Callable[P, T]) -> Callable[P, T]:
     return wrapped
 
 
-def run_apart(work: Callable[[], T], name: str, timeout_s: float | None = None) -> T:
+def run_apart(work: Callable[[], T], name: str, timeout_s: float | None = None, *, on_idle_cores: bool = False) -> T:
     """Compute in a thread of its own; return the result, or raise the exception.
 
     Args:
         work: computes.
         name: of the thread.
         timeout_s: seconds to wait; None for no bound.
+        on_idle_cores: whether ``BUDGET`` sets the number of threads; only for results that do not depend on it.
 
     Raises:
         OverdueError: where the result is not there by then. A thread cannot be ended: this one goes on.
@@ -64,7 +65,8 @@ def run_apart(work: Callable[[], T], name: str, timeout_s: float | None = None) 
 
     def compute() -> None:
         try:
-            BUDGET.apply()
+            if on_idle_cores:
+                BUDGET.apply()
             results.append(work())
         except BaseException as error:  # handed on to the caller
             errors.append(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import math
@@ -204,3 +205,9 @@ class Check:
         if delta.finish_reason is not FinishReason.STOP:
             return delta
         return dataclasses.replace(delta, invalid=self._why_invalid(self._texts[delta.index]))
+
+    async def in_thread(self, delta: Delta) -> Delta:
+        """The same for an event loop, which no long check may block: a pattern takes seconds at worst."""
+        if self._why_invalid is None or delta.finish_reason is not FinishReason.STOP:
+            return self(delta)
+        return await asyncio.to_thread(self, delta)

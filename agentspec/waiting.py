@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence as SequenceOf
 from contextlib import suppress
 
-from agentspec.errors import EngineClosedError, EngineStuckError
+from agentspec.errors import EngineStuckError
 from agentspec.job import Delta, Job
 from agentspec.scheduler import Scheduler
 
@@ -74,10 +74,23 @@ class Watch:
         )
 
 
-class Mailbox:
+class _Box:
+    """What both mailboxes do: an end that ``Watch.check`` finds waits until all has been read that came before it."""
+
+    def __init__(self) -> None:
+        self._end: BaseException | None = None
+
+    def _check(self, job: Job, watch: Watch) -> None:
+        if self._end is not None:
+            raise self._end
+        watch.check(job)
+
+
+class Mailbox(_Box):
     """Deltas of one request, on their way from the worker to a thread that waits for them."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._items: queue.SimpleQueue[Delta | BaseException] = queue.SimpleQueue()
         self.put = self._items.put
 
@@ -91,19 +104,22 @@ class Mailbox:
             with suppress(queue.Empty):
                 return _unwrap(self._items.get_nowait())
             try:
-                watch.check(job)
-            except EngineClosedError:
-                with suppress(queue.Empty):  # the worker said so itself before it ended
-                    return _unwrap(self._items.get_nowait())
+                self._check(job, watch)
+            except Exception as error:
+                with suppress(queue.Empty):  # the worker may have sent more since the first look
+                    item = self._items.get_nowait()
+                    self._end = error
+                    return _unwrap(item)
                 raise
             with suppress(queue.Empty):
                 return _unwrap(self._items.get(timeout=watch.patience_s()))
 
 
-class AsyncMailbox:
+class AsyncMailbox(_Box):
     """The same for a task; made in its event loop."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._loop = asyncio.get_running_loop()
         self._items: asyncio.Queue[Delta | BaseException] = asyncio.Queue()
 
@@ -114,7 +130,14 @@ class AsyncMailbox:
     async def get(self, job: Job, watch: Watch) -> Delta:
         """Wait for the next delta; raise as ``Mailbox.get``."""
         while self._items.empty():
-            watch.check(job)
+            try:
+                self._check(job, watch)
+            except Exception as error:
+                await asyncio.sleep(0)  # what was put while the loop was blocked arrives now
+                if self._items.empty():
+                    raise
+                self._end = error
+                break
             try:
                 async with asyncio.timeout(watch.patience_s()):  # wait_for may swallow that the task was cancelled
                     item = await self._items.get()

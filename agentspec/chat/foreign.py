@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 import secrets
-import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from agentspec.calls import Thought
+from agentspec.threads import lock_of
 from agentspec.tokens import well_formed
 
 THOUGHT_MARKS = frozenset((Thought().opener, Thought().end))
@@ -71,7 +70,8 @@ class ControlTokens:
         self._normalize = backend.normalizer.normalize_str if backend is not None and backend.normalizer else None
         normalized = {self._normalize(c) for c, (_, token) in added.items() if token.normalized and self._normalize}
         self._normalized = _any_of(sorted(normalized - {""}))
-        self._lock = threading.Lock()
+        # Made once. The lock of a ``cached_property`` (Python 3.11) would stay held in a forked child.
+        self._made: list[tuple[Tokenizer, dict[str, str]] | None] = []
 
     def spelled_in(self, text: str) -> Iterator[re.Match[str]]:
         """The places where a text spells one."""
@@ -87,8 +87,10 @@ class ControlTokens:
 
     def encode(self, rendered: Rendered) -> list[int]:
         """The ids of a prompt in which what is spelled is text, as if its tokens did not exist."""
-        with self._lock:
-            guarded = self._guarded
+        with lock_of(self):  # renewed in a forked child
+            if not self._made:
+                self._made.append(self._guarded())
+            guarded = self._made[0]
         if guarded is None:
             return self._encode_apart(rendered)
         backend, marker_of = guarded
@@ -102,7 +104,6 @@ class ControlTokens:
         ids: list[int] = backend.encode("".join(pieces), add_special_tokens=False).ids
         return ids
 
-    @functools.cached_property
     def _guarded(self) -> tuple[Tokenizer, dict[str, str]] | None:
         """The tokenizer with other spellings of its control tokens, and these; None where it cannot be rewritten.
 

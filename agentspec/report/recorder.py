@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,12 +9,13 @@ from typing import Any
 
 from agentspec.report.fold import Call, Kind, fold
 from agentspec.report.schema import RunRecord
+from agentspec.threads import lock_of
 
 
 class Recorder:
     """The calls of one run. Telling it the same twice changes nothing; after ``close`` nothing does.
 
-    May be told from several threads.
+    May be told from several threads. ``lock_of`` gives the lock, as it is renewed in a forked child.
 
     Args:
         name: of the run.
@@ -37,14 +37,13 @@ class Recorder:
         self.is_closed = False
         self._time_of_day = time_of_day
         self._calls: dict[Any, Call] = {}
-        self._lock = threading.Lock()
         self._began_at = time_of_day()
         self._error: str | None = None
         self._started = self._ended = clock()
 
     def begin(self, id: Any, kind: Kind, name: str, parent: Any = None, **told: Any) -> None:
         """A call begins; ``told`` are further fields of ``Call``."""
-        with self._lock:
+        with lock_of(self):
             if not self.is_closed and id not in self._calls:
                 self._ended = self.clock()
                 self._calls[id] = Call(id, kind, name, self._ended, parent=parent, began_at=self._time_of_day(), **told)
@@ -66,7 +65,7 @@ class Recorder:
     @contextmanager
     def _going_on(self, id: Any) -> Iterator[Call | None]:
         """The call that has a token now; None where it is over."""
-        with self._lock:
+        with lock_of(self):
             call = self._calls.get(id)
             if call is None or call.ended is not None:
                 yield None
@@ -77,7 +76,7 @@ class Recorder:
 
     def end(self, id: Any, error: str | None = None, **told: Any) -> None:
         """A call is over; ``told`` are further fields of ``Call``."""
-        with self._lock:
+        with lock_of(self):
             call = self._calls.get(id)
             if call is None or call.ended is not None:
                 return
@@ -88,7 +87,7 @@ class Recorder:
 
     def close(self, error: str | None = None) -> None:
         """The run ends now, and with it whatever still goes on."""
-        with self._lock:
+        with lock_of(self):
             if self.is_closed:
                 return
             self.is_closed, self._error, self._ended = True, error, self.clock()
@@ -98,7 +97,7 @@ class Recorder:
 
     def record(self) -> RunRecord:
         """The run so far: up to the last call that began or ended, or to its end."""
-        with self._lock:
+        with lock_of(self):
             return fold(
                 list(self._calls.values()),
                 self._started,
@@ -111,5 +110,5 @@ class Recorder:
 
     def now(self) -> tuple[float, list[Call]]:
         """Seconds since the run began, and all its calls in the order they began."""
-        with self._lock:
+        with lock_of(self):
             return self.clock() - self._started, list(self._calls.values())

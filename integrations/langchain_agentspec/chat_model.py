@@ -219,7 +219,7 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
         maker = call.makers()[0]
         with core_errors():
             for delta in call.engine.stream(call.request):
-                yield from shown(maker, expect_valid(delta))
+                yield from shown(maker, maker.chunk(expect_valid(delta)), delta)
 
     async def _agenerate(
         self,
@@ -233,7 +233,7 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
         with core_errors():
             check, tell = returned if kwargs.get("parsed") else expect_valid, follower(run_manager)
             async with aclosing(call.engine.astream(call.request, PROGRESS_S)) as deltas:
-                chunks = [(delta.index, makers[delta.index].chunk(check(tell(delta)))) async for delta in deltas]
+                chunks = [(delta.index, await makers[delta.index].achunk(check(tell(delta)))) async for delta in deltas]
         return to_result(chunks, len(makers))
 
     async def _astream(
@@ -248,7 +248,8 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
         with core_errors():
             async with aclosing(call.engine.astream(call.request)) as deltas:
                 async for delta in deltas:
-                    for chunk in shown(maker, expect_valid(delta)):
+                    message = await maker.achunk(expect_valid(delta))
+                    for chunk in shown(maker, message, delta):
                         yield chunk
 
     def _prepare_stream(self, messages: list[BaseMessage], stop: list[str] | None, kwargs: dict[str, Any]) -> Prepared:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -132,6 +133,12 @@ class ChunkMaker:
         )
         last.invalid_tool_calls = _with_reasons(last)
         return last
+
+    async def achunk(self, delta: Delta) -> AIMessageChunk:
+        """``chunk`` for an event loop, which no long check of calls may block: a pattern takes seconds at worst."""
+        if delta.finish_reason is None or not self._checked:
+            return self.chunk(delta)
+        return await asyncio.to_thread(self.chunk, delta)
 
     def _metadata(
         self, finish_reason: str, stats: StepStats, invalid: str | None, reasons: dict[str, str]

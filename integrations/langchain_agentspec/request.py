@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk
 
 from agentspec import Delta, LocalEngine, Request
@@ -125,9 +125,8 @@ def prepare(
     return Prepared(settings["model"], engine, chat, request, makes_parser, time.perf_counter() - started, checked)
 
 
-def shown(maker: ChunkMaker, delta: Delta) -> Iterator[ChatGenerationChunk]:
+def shown(maker: ChunkMaker, message: AIMessageChunk, delta: Delta) -> Iterator[ChatGenerationChunk]:
     """A delta's chunk, unless there is nothing in it (its text may be the beginning of a call)."""
-    message = maker.chunk(delta)
     if message.content or message.additional_kwargs or message.chunk_position == "last":
         info = {"finish_reason": message.response_metadata["finish_reason"]} if message.chunk_position else None
         yield CountedChunk(

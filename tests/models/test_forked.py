@@ -91,6 +91,51 @@ in_child(anew)
 stream.close()
 same()
 """,
+    "a lock of the budget of threads that another thread holds": """
+from agentspec.thread_budget import BUDGET
+from agentspec.threads import run_apart
+def work():
+    assert run_apart(lambda: 5, "test", on_idle_cores=True) == 5
+    assert BUDGET.threads(2) in (1, 2)
+with BUDGET._lock:
+    in_child(work)
+""",
+    "a lock of a recorder that another thread holds": """
+from agentspec.report.recorder import Recorder
+recorder, held, done = Recorder(), threading.Event(), threading.Event()
+def hold():
+    with recorder._going_on("none"):
+        held.set()
+        done.wait(100)
+thread = threading.Thread(target=hold)
+thread.start()
+held.wait(100)
+def tell():
+    recorder.begin("a", "llm", "a model")
+    recorder.end("a")
+    assert len(recorder.now()[1]) == 1
+in_child(tell)
+done.set(); thread.join()
+""",
+    "a lock of control tokens that another thread holds": """
+from scripted import tokenizer
+from agentspec.chat.foreign import ControlTokens, Rendered
+pid, known, held, done = os.getpid(), tokenizer(), threading.Event(), threading.Event()
+control = ControlTokens(known, "")
+def slow():
+    if os.getpid() == pid:
+        held.set()
+        done.wait(100)
+    return known
+control._tokenizer = slow
+thread = threading.Thread(target=lambda: control.encode(Rendered("a")))
+thread.start()
+held.wait(100)
+def encode():
+    assert control.encode(Rendered("a")) == known.encode("a", add_special_tokens=False)
+in_child(encode)
+done.set(); thread.join()
+""",
 }
 
 REFUSED = {

@@ -134,7 +134,7 @@ def test_the_most_samples_are_made_quickly(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(
         Admission, "_detokenizers", lambda self, params: (calls.append("detokenizer"), plain(self, params))[1]
     )
-    monkeypatch.setattr("agentspec.admission.run_apart", lambda work, *others: (calls.append("thread"), work())[1])
+    monkeypatch.setattr("agentspec.admission.run_apart", lambda work, *_, **__: (calls.append("thread"), work())[1])
     samples = engine._sequences(
         Request([1, 2], SamplingParams(stop=("<|end|>",)), Grammar.regex("[a-z]+"), n=MOST_SAMPLES)
     )

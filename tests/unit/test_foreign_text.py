@@ -309,7 +309,7 @@ def test_a_refusal_of_the_template_says_the_words_as_they_are() -> None:
 def test_a_tokenizer_that_cannot_be_rewritten_cuts_what_is_spelled() -> None:
     known, _ = pair("byte level", "chatml")
     chat = ChatFormat(known)
-    chat._control.__dict__["_guarded"] = None  # type: ignore[union-attr]
+    chat._control._made.append(None)  # type: ignore[union-attr]
     ids = chat.render(user(FOREIGN[1]))
     assert known.convert_tokens_to_ids(SPELLED) not in ids
     assert FOREIGN[1] in known.decode(ids)

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from scripted import ScriptedModel, tokenizer
 
-from agentspec import thread_budget, threads
+from agentspec import Grammar, LocalEngine, Request, SamplingParams, SpeculativeDecoder, thread_budget, threads
+from agentspec.admission import Admission
 from agentspec.thread_budget import WINDOW_S, ThreadBudget, Times, read_times
-from agentspec.threads import apart
+from agentspec.threads import apart, run_apart
 
 STEP_S = 2 * WINDOW_S
 
@@ -142,16 +144,40 @@ def test_the_number_is_that_of_the_calling_thread_alone(two_threads: None) -> No
 
 
 @pytest.mark.skipif(thread_budget._openmp() is None, reason="torch's OpenMP cannot be reached here")
-def test_work_apart_is_given_as_many_threads_as_there_are_cores_for(
+def test_work_apart_is_given_as_many_threads_as_there_are_cores_for_where_it_asks(
     two_threads: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = Machine(2)
+    monkeypatch.setattr(threads, "BUDGET", ThreadBudget(machine.read))
+    for machine.others, expected in ((1.0, 1), (0.0, 2)):
+        assert run_apart(torch.get_num_threads, "test", on_idle_cores=True) == expected
+        assert torch.get_num_threads() == 2
+
+
+def test_a_model_that_is_loaded_or_measured_apart_keeps_its_threads(
+    two_threads: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Products of torch round otherwise on another number of threads."""
+    machine = Machine(2)
+    machine.others = 2.0
+    monkeypatch.setattr(threads, "BUDGET", ThreadBudget(machine.read))
+    assert apart(torch.get_num_threads)() == run_apart(torch.get_num_threads, "test") == 2
+    assert machine.looks == 1  # as it was made
+
+
+@pytest.mark.skipif(thread_budget._openmp() is None, reason="torch's OpenMP cannot be reached here")
+def test_a_grammar_is_compiled_on_idle_cores(two_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(2)
     machine.others = 1.0
     monkeypatch.setattr(threads, "BUDGET", ThreadBudget(machine.read))
-    assert apart(torch.get_num_threads)() == 1
-    machine.others = 0.0
-    assert apart(torch.get_num_threads)() == 2
-    assert torch.get_num_threads() == 2
+    seen: list[int] = []
+    plain = Admission._matcher
+    monkeypatch.setattr(Admission, "_matcher", lambda *given: (seen.append(torch.get_num_threads()), plain(*given))[1])
+    known = tokenizer()
+    engine = LocalEngine(SpeculativeDecoder(ScriptedModel(len(known), 2, [])), known)
+    engine._sequences(Request([1, 2], SamplingParams(), Grammar.regex("[a-z]+")))
+    engine.close()
+    assert seen == [1]
 
 
 def test_without_openmp_the_number_stays(two_threads: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from agentspec.errors import ModelLoadError
-from agentspec.models.config_fields import END_TOKENS, check_config
+from agentspec.models.config_fields import END_TOKENS, check_config, check_layers
 
 CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
 WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
@@ -41,21 +42,36 @@ def check_checkpoint(name_or_path: str, gguf_file: str | None, allow_pickle: boo
         if not (folder / gguf_file).is_file():
             raise ModelLoadError(f"{name_or_path}: expected the GGUF file {gguf_file} in it, found none")
         return
-    _check_configs(folder)
-    _check_weights(folder, allow_pickle)
+    config = _check_configs(folder)
+    check_layers(str(folder / CONFIG), config, _check_weights(folder, allow_pickle))
 
 
-def _check_configs(folder: Path) -> None:
-    if not (folder / CONFIG).is_file():
+def _check_configs(folder: Path) -> dict[str, Any]:
+    """Check both configs; the first one comes back."""
+    if not (folder / CONFIG).exists():
         raise ModelLoadError(f"{folder}: expected config.json in it, found none")
-    check_config(str(folder / CONFIG), read_object(folder / CONFIG))
+    config = read_object(folder / CONFIG)
+    check_config(str(folder / CONFIG), config)
     if (folder / GENERATION_CONFIG).exists():
         generation = read_object(folder / GENERATION_CONFIG)
         END_TOKENS.check(str(folder / GENERATION_CONFIG), END_TOKENS.name, generation.get(END_TOKENS.name))
+    return config
+
+
+def _check_plain(path: Path) -> None:
+    """Raise ``ModelLoadError`` for what is no plain file: to open a pipe waits for a writer, without an end."""
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise ModelLoadError(f"{path}: expected a plain file; it cannot be read: {one_line(error)}") from error
+    if not stat.S_ISREG(mode):
+        found = "a directory" if stat.S_ISDIR(mode) else "a pipe" if stat.S_ISFIFO(mode) else "a device or socket"
+        raise ModelLoadError(f"{path}: expected a plain file, found {found}")
 
 
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file. Raises ``ModelLoadError`` for a file that cannot be read or holds anything else."""
+    _check_plain(path)
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -65,7 +81,8 @@ def read_object(path: Path) -> dict[str, Any]:
     return found
 
 
-def _check_weights(folder: Path, allow_pickle: bool) -> None:
+def _check_weights(folder: Path, allow_pickle: bool) -> list[str]:
+    """Check the files of weights; the names of the weights come back, as far as a header or an index has them."""
     if not allow_pickle and not any(folder.glob("*.safetensors")):
         pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
         found = f"only pickled weights ({', '.join(pickled)}), which can run code when read" if pickled else "none"
@@ -74,21 +91,25 @@ def _check_weights(folder: Path, allow_pickle: bool) -> None:
             "convert them, or pass allow_pickle=True if you trust their source"
         )
     if (folder / WEIGHTS).exists():
-        check_safetensors(folder / WEIGHTS)
-    elif (folder / f"{WEIGHTS}.index.json").exists():
-        _check_index(folder / f"{WEIGHTS}.index.json")
-    elif allow_pickle and not (folder / PICKLED).exists() and (folder / f"{PICKLED}.index.json").exists():
-        _shards(folder / f"{PICKLED}.index.json")
+        return check_safetensors(folder / WEIGHTS)
+    if (folder / f"{WEIGHTS}.index.json").exists():
+        return _check_index(folder / f"{WEIGHTS}.index.json")
+    if allow_pickle and (folder / PICKLED).exists():
+        _check_plain(folder / PICKLED)
+    elif allow_pickle and (folder / f"{PICKLED}.index.json").exists():
+        return list(_shards(folder / f"{PICKLED}.index.json"))
+    return []
 
 
-def _check_index(index: Path) -> None:
-    """Check an index of safetensors, and the shards that it names."""
+def _check_index(index: Path) -> list[str]:
+    """Check an index of safetensors, and the shards that it names; the names of their weights come back."""
     places = _shards(index)
     held = {name for shard in sorted(set(places.values())) for name in check_safetensors(index.parent / shard)}
     if absent := sorted(places.keys() - held):
         raise ModelLoadError(
             f"{index}: it names {listed(absent, 'weight')} that no shard holds; fetch the checkpoint again"
         )
+    return sorted(held)
 
 
 def _shards(index: Path) -> dict[str, str]:
@@ -99,10 +120,12 @@ def _shards(index: Path) -> dict[str, str]:
     files = sorted(set(places.values()))
     if strange := [name for name in files if Path(name).is_absolute() or ".." in Path(name).parts]:
         raise ModelLoadError(f"{index}: it names {listed(strange, 'file')} outside of its own folder")
-    if absent := [name for name in files if not (index.parent / name).is_file()]:
+    if absent := [name for name in files if not (index.parent / name).exists()]:
         raise ModelLoadError(
             f"{index}: it names {listed(absent, 'file')} not found beside it; fetch the checkpoint again"
         )
+    for name in files:
+        _check_plain(index.parent / name)
     return places
 
 
@@ -111,6 +134,7 @@ def check_safetensors(path: Path) -> list[str]:
 
     Raises ``ModelLoadError`` for a file that is none of safetensors, or not as long as its header says.
     """
+    _check_plain(path)
     try:
         size = path.stat().st_size
         with path.open("rb") as stream:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import reprlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from transformers import CONFIG_MAPPING, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from agentspec.errors import ModelLoadError
 
@@ -20,6 +22,10 @@ SHORTEST_CONTEXT = 8
 _ROPE_KINDS = {*ROPE_INIT_FUNCTIONS, "default", "mrope"}
 _ROPE_NUMBERS = ("factor", "rope_theta", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow")
 _ROPE_LENGTH = "original_max_position_embeddings"
+
+_LAYERS, _QUANTIZATION, _METHOD = "num_hidden_layers", "quantization_config", "quant_method"
+_MOST_LAYERS = 10_000  # far beyond every model; building the modules takes seconds still
+_LAYER_INDEX = re.compile(r"(?:^|\.)(?:layers?|blocks?|h)\.([0-9]{1,9})\.")
 
 _log = logging.getLogger("agentspec")
 _cut = reprlib.Repr()
@@ -70,7 +76,7 @@ LENGTH = Field("max_position_embeddings", "a positive integer", _is_length_or_nu
 WINDOW = Field("sliding_window", "an integer or null", _is_id_or_null)
 FIELDS = (
     Field("vocab_size", "a positive integer", is_length),
-    Field("num_hidden_layers", "a positive integer", is_length),
+    Field(_LAYERS, "a positive integer", is_length),
     LENGTH,
     END_TOKENS,
     Field("pad_token_id", "a token id or null", _is_id_or_null),
@@ -89,20 +95,33 @@ def check_config(source: str, config: Mapping[str, Any]) -> None:
 
     Raises ``ModelLoadError`` naming the field, its value and what was expected.
     """
-    for part in (config, config.get("text_config")):
-        if isinstance(part, Mapping):
-            _check_part(source, part)
+    for part in _parts(config):
+        _check_part(source, part)
+
+
+def _parts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    yield from (part for part in (config, config.get("text_config")) if isinstance(part, Mapping))
+
+
+def _known_class(config: Mapping[str, Any]) -> Any:
+    """The config class of a model_type; None for one that transformers does not have."""
+    kind = config.get("model_type")
+    return CONFIG_MAPPING[kind] if isinstance(kind, str) and kind in CONFIG_MAPPING else None
+
+
+def _aliases(known: Any) -> Mapping[str, str]:
+    return getattr(known, "attribute_map", None) or {}
 
 
 def _check_part(source: str, config: Mapping[str, Any]) -> None:
-    kind = config.get("model_type")
-    known = CONFIG_MAPPING[kind] if isinstance(kind, str) and kind in CONFIG_MAPPING else None
-    aliases: Mapping[str, str] = getattr(known, "attribute_map", {})
+    kind, known = config.get("model_type"), _known_class(config)
+    aliases = _aliases(known)
     windows = [WINDOW] if hasattr(known, WINDOW.name) else []
     for field in [*FIELDS, *windows]:
         for name in {field.name, aliases.get(field.name, field.name)} & config.keys():
             field.check(source, name, config[name])
     _check_padding(source, config)
+    check_quantization(source, config.get(_QUANTIZATION))
     old = {"su"} if kind in ("phi3", "phimoe") else set()
     for name in {"rope_scaling", "rope_parameters"} & config.keys():
         check_rope(source, name, config[name], _ROPE_KINDS | old if known is not None else None)
@@ -112,6 +131,43 @@ def _check_padding(source: str, config: Mapping[str, Any]) -> None:
     pad, size = config.get("pad_token_id"), config.get("vocab_size")
     if pad is not None and size is not None and pad >= size:
         raise wrong_value(source, "pad_token_id", pad, f"an id below vocab_size, which is {size}")
+
+
+def check_quantization(source: str, value: object) -> None:
+    """Check a ``quantization_config``: transformers leaves one of an unknown method out, with a log line only.
+
+    Raises ``ModelLoadError`` naming the field, its value and what was expected.
+    """
+    if value is None:
+        return
+    if not isinstance(value, Mapping):
+        raise wrong_value(source, _QUANTIZATION, value, f"an object with a {_METHOD}, or null")
+    if value.get("load_in_8bit") or value.get("load_in_4bit"):
+        return  # bitsandbytes, whatever method is named
+    method = value.get(_METHOD)
+    if not isinstance(method, str) or method not in AUTO_QUANTIZATION_CONFIG_MAPPING:
+        known = ", ".join(sorted(AUTO_QUANTIZATION_CONFIG_MAPPING))
+        raise wrong_value(source, f"{_QUANTIZATION}.{_METHOD}", method, f"one of {known}")
+
+
+def check_layers(source: str, config: Mapping[str, Any], weights: Iterable[str]) -> None:
+    """Check that a config has no more layers than the names of its ``weights``: building modules has no end else.
+
+    Raises ``ModelLoadError`` naming the field, its value and what was expected.
+    """
+    indices = [int(found[1]) for found in map(_LAYER_INDEX.search, weights) if found]
+    most = min(max(indices, default=_MOST_LAYERS) + 1, _MOST_LAYERS)
+    reason = "the layers that the weights name" if indices else "no model has more layers"
+    for part in _parts(config):
+        for name in sorted(_layer_fields(part) & part.keys()):
+            if is_length(part[name]) and part[name] > most:
+                raise wrong_value(source, name, part[name], f"at most {most}: {reason}")
+
+
+def _layer_fields(config: Mapping[str, Any]) -> set[str]:
+    """The fields that count the layers of a decoder; some families give the name to the layers of their encoder."""
+    alias = _aliases(_known_class(config)).get(_LAYERS, _LAYERS)
+    return {"decoder_layers"} if alias == "encoder_layers" else {alias, _LAYERS}
 
 
 def check_rope(source: str, name: str, value: object, kinds: set[str] | None = None) -> None:

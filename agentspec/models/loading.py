@@ -14,6 +14,7 @@ from transformers.utils import logging as transformers_logging
 
 from agentspec.errors import ModelLoadError
 from agentspec.models.checkpoint import CONFIG, check_checkpoint, listed, mismatches, one_line, shown
+from agentspec.models.config_fields import check_quantization
 
 # These mask inside their attention by the length of the cache, from lengths on that no quick probe reaches.
 _LENGTH_BOUND = {"gpt_neo", "doge"}
@@ -86,8 +87,17 @@ def load_module(
             f"{name_or_path}: expected {what}; transformers could not load it: {one_line(error)}"
         ) from error
     model: PreTrainedModel = loaded[0]
+    _check_left_out(name_or_path, model)
     _check_report(name_or_path, model, loaded[1])
     return model
+
+
+def _check_left_out(name: str, model: PreTrainedModel) -> None:
+    """Raise for a quantization that was left out, which in a model from the hub shows only now."""
+    for config in (model.config, model.config.get_text_config()):
+        value = getattr(config, "quantization_config", None)
+        if isinstance(value, Mapping):
+            check_quantization(f"{name}/{CONFIG}", value)
 
 
 def _check_report(name: str, model: PreTrainedModel, report: Mapping[str, Any]) -> None:

@@ -17,8 +17,10 @@ from tiny import MAX_CONTEXT, VOCABULARY, WINDOW, gpt2, llama, mistral, phi3, qw
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from agentspec.errors import ModelLoadError
+from agentspec.models import loading
 from agentspec.models.attention import FULL, SLIDING
 from agentspec.models.causal_lm import CausalLM
+from agentspec.models.config_fields import check_layers, check_quantization
 
 MAKERS: dict[str, Callable[..., PreTrainedModel]] = {
     maker.__name__: maker for maker in (llama, mistral, gpt2, qwen3, phi3)
@@ -52,6 +54,16 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def copy(saved: Path, tmp_path: Path) -> Callable[[str], Path]:
     return lambda name: Path(shutil.copytree(saved / name, tmp_path / name))
+
+
+@pytest.fixture
+def unbuilt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail where transformers is reached: what it would build has no end."""
+
+    def reached(*_: object, **__: object) -> None:
+        raise AssertionError("transformers was reached")
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", reached)
 
 
 def load(folder: Path, **options: Any) -> CausalLM:
@@ -223,6 +235,69 @@ def test_the_dtype_of_a_file_decides_nothing(copy: Callable[[str], Path], field:
     folder = copy("llama")
     change(folder / CONFIG, **{"dtype": ABSENT, field: value})
     assert load(folder).dtype == torch.float32
+
+
+@pytest.mark.parametrize(("kind", "field"), [("llama", "num_hidden_layers"), ("gpt2", "n_layer"), ("sharded", "")])
+@pytest.mark.parametrize("value", [3, 10_000_000, 10**30])
+def test_more_layers_than_the_weights_name_are_refused_before_the_model_is_built(
+    copy: Callable[[str], Path], unbuilt: None, kind: str, field: str, value: int
+) -> None:
+    folder, name = copy(kind), field or "num_hidden_layers"
+    change(folder / CONFIG, **{name: value, "layer_types": ABSENT})
+    assert f"{folder / CONFIG}: {name} is {value}, expected at most 2: the layers" in refusal(folder)
+    change(folder / CONFIG, **{name: 2}, text_config={"num_hidden_layers": value})
+    assert f"{folder / CONFIG}: num_hidden_layers is {value}, expected at most 2: the layers" in refusal(folder)
+
+
+@pytest.mark.parametrize("name", ["model.layers.99999999.x", "transformer.attentions.0.x", "layers.x"])
+def test_layers_have_a_bound_whatever_the_weights_name(copy: Callable[[str], Path], unbuilt: None, name: str) -> None:
+    folder = copy("llama")
+    save_file({name: torch.zeros(1)}, folder / WEIGHTS)
+    change(folder / CONFIG, num_hidden_layers=10_001)
+    assert "num_hidden_layers is 10001, expected at most 10000" in refusal(folder)
+    (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
+    assert "num_hidden_layers is 10001, expected at most 10000" in refusal(folder, allow_pickle=True)
+
+
+def test_the_layers_of_an_absent_encoder_do_not_count() -> None:
+    config = {"model_type": "bart", "num_hidden_layers": 12, "encoder_layers": 12, "decoder_layers": 2}
+    check_layers(CONFIG, config, ["model.decoder.layers.1.fc1.weight"])
+    with pytest.raises(ModelLoadError, match="decoder_layers is 3, expected at most 2"):
+        check_layers(CONFIG, {**config, "decoder_layers": 3}, ["model.decoder.layers.1.fc1.weight"])
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"quant_method": "nope"}, "quantization_config.quant_method is 'nope', expected one of "),
+        ({"quant_method": ["gptq"]}, "quantization_config.quant_method is ['gptq'], expected one of "),
+        ({"quant_method": "bitsandbytes"}, "quantization_config.quant_method is 'bitsandbytes', expected one of "),
+        ({"bits": 4}, "quantization_config.quant_method is None, expected one of "),
+        ("nope", "quantization_config is 'nope', expected an object"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_a_quantization_that_would_be_left_out_is_named(
+    copy: Callable[[str], Path], value: object, expected: str, is_nested: bool
+) -> None:
+    folder, fields = copy("llama"), {"quantization_config": value}
+    change(folder / CONFIG, **({"text_config": fields} if is_nested else fields))
+    assert f"{folder / CONFIG}: {expected}" in refusal(folder)
+
+
+def test_a_quantization_left_out_of_a_model_from_the_hub_is_named(
+    copy: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "check_checkpoint", lambda *_: None)  # as for the name of a repository
+    folder = copy("llama")
+    change(folder / CONFIG, quantization_config={"quant_method": "nope"})
+    assert "quantization_config.quant_method is 'nope', expected one of " in refusal(folder)
+
+
+@pytest.mark.parametrize("value", [None, {"quant_method": "gptq"}, {"load_in_8bit": True}], ids=str)
+def test_a_quantization_that_transformers_knows_is_left_to_it(value: object) -> None:
+    check_quantization(CONFIG, value)
 
 
 # --- windows --------------------------------------------------------------------------------------------------------
@@ -442,6 +517,41 @@ def test_a_file_that_is_something_else_is_named(copy: Callable[[str], Path], con
     message = refusal(folder)
     assert message.startswith(f"{folder / WEIGHTS}: expected a safetensors file")
     assert found in message
+
+
+def replace(path: Path, kind: str) -> None:
+    """Put something else than a plain file in the place of one."""
+    path.unlink(missing_ok=True)
+    if kind == "a directory":
+        path.mkdir()
+    elif kind == "a pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs pipes and devices")
+@pytest.mark.parametrize("kind", ["a directory", "a pipe", "a device or socket"])
+@pytest.mark.parametrize("file", [CONFIG, GENERATION, WEIGHTS, INDEX, "model-00001-of-00002.safetensors"])
+def test_what_is_no_plain_file_is_never_opened(
+    copy: Callable[[str], Path], unbuilt: None, file: str, kind: str
+) -> None:
+    folder = copy("sharded")
+    path = folder / (shard_names(folder)[0] if file.startswith("model-") else file)
+    replace(path, kind)
+    assert refusal(folder) == f"{path}: expected a plain file, found {kind}"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs pipes and devices")
+@pytest.mark.parametrize("kind", ["a directory", "a pipe", "a device or socket"])
+@pytest.mark.parametrize("file", ["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-1.bin"])
+def test_pickled_weights_are_plain_files_too(copy: Callable[[str], Path], unbuilt: None, file: str, kind: str) -> None:
+    folder = copy("llama")
+    (folder / WEIGHTS).unlink()
+    index = folder / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "pytorch_model-1.bin"}}))
+    replace(folder / file, kind)
+    assert refusal(folder, allow_pickle=True) == f"{folder / file}: expected a plain file, found {kind}"
 
 
 def test_a_file_with_more_behind_it_is_named(copy: Callable[[str], Path]) -> None:

@@ -24,7 +24,7 @@ class Walk:
     """A walk along a batch's drafts, on which the grammars are asked what is legal at every position.
 
     It stands, in every row, behind the row's context and what has been drafted so far. The matchers of the batch's
-    sequences move with it; ``settle`` puts them back where they stood.
+    sequences move with it; ``put_back`` puts them back where they stood.
 
     Args:
         batch: whose drafts.

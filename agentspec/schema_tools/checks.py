@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from agentspec.errors import GrammarError
+from agentspec.errors import GrammarError, shown
 from agentspec.schema_tools.depth import check_followed_depth
 from agentspec.schema_tools.positions import LISTS, MAPS, ONE, Schema, with_subschemas
 from agentspec.schema_tools.tags import with_required_tags
@@ -47,7 +47,7 @@ def checked(schema: Any, what: str = "The JSON Schema") -> Any:
         GrammarError: names the limit that is passed, or the keyword whose value is of a wrong type, and its place.
     """
     if not isinstance(schema, dict | bool):
-        raise GrammarError(f"{what} is a dict or a bool, got {type(schema).__name__}: {_cut(schema)}.")
+        raise GrammarError(f"{what} is a dict or a bool, got {type(schema).__name__}: {shown(schema)}.")
     _check_bounds(schema, what)
     try:
         source = to_json(schema)
@@ -106,13 +106,13 @@ def _known(schema: Any, what: str, place: str) -> Any:
     if isinstance(schema, bool):
         return schema
     if not isinstance(schema, dict):
-        raise GrammarError(f"{what} holds {_cut(schema)} at {place}; expected a schema: an object, true or false.")
+        raise GrammarError(f"{what} holds {shown(schema)} at {place}; expected a schema: an object, true or false.")
     kept = {keyword: value for keyword, value in schema.items() if value is not None or not _is_asserted(keyword)}
     for keyword, value in kept.items():
         if keyword in _EXPECTED:
             expected, is_right = _EXPECTED[keyword]
             if not is_right(value):
-                raise GrammarError(f"{what} has {keyword}: {_cut(value)} at {place}; expected {expected}.")
+                raise GrammarError(f"{what} has {keyword}: {shown(value)} at {place}; expected {expected}.")
     for keyword in _NAMED & kept.keys():
         kept[keyword] = {name: {} if part is None else part for name, part in kept[keyword].items()}
     return with_subschemas(kept, lambda path, part: _known(part, what, "/".join((place, *map(str, path)))))
@@ -120,11 +120,6 @@ def _known(schema: Any, what: str, place: str) -> Any:
 
 def _is_asserted(keyword: str) -> bool:
     return keyword in _EXPECTED or keyword == "enum" or keyword in ("title", "description", "$schema", "$comment")
-
-
-def _cut(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _is_text(value: Any) -> bool:

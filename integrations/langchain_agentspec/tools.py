@@ -14,12 +14,11 @@ from langchain_core.utils.function_calling import convert_to_json_schema, conver
 from langchain_core.utils.pydantic import is_basemodel_subclass
 
 from agentspec import InvalidRequestError
-from agentspec.errors import GrammarError
+from agentspec.errors import GrammarError, shown
 from agentspec.grammar import schema_of
 from agentspec.schema_tools import to_json
+from agentspec.schema_tools.positions import DEFINITIONS
 from agentspec.tokens import well_formed
-
-DEFINITIONS = ("$defs", "definitions")
 
 Schema = dict[str, Any]
 
@@ -43,10 +42,10 @@ def described(tool: Any) -> Schema:
     except (TypeError, ValueError, AttributeError, KeyError, GrammarError) as error:
         raise InvalidRequestError(
             f"A tool is a function, a LangChain tool, a pydantic class or an OpenAI tool dict of JSON "
-            f"values; got {_cut(repr(tool))}: {error!r}"
+            f"values; got {shown(tool)}: {error!r}"
         ) from error
     if not isinstance(function.get("name"), str):
-        raise InvalidRequestError(f"A tool needs a name; got {_cut(repr(tool))}.")
+        raise InvalidRequestError(f"A tool needs a name; got {shown(tool)}.")
     if "parameters" in function:
         check_keywords_of(function["name"], function["parameters"])
     return {**formatted, "function": function}
@@ -58,10 +57,6 @@ def _converted(tool: Any) -> Schema:
         return convert_to_openai_tool(tool)
     except RecursionError:
         return {"type": "function", "function": {"name": tool.__name__, "description": inspect.getdoc(tool) or ""}}
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= 500 else f"{text[:500]}..."
 
 
 def _own_schema(tool: Any) -> Schema | None:
@@ -279,7 +274,7 @@ def check_keywords_of(tool: str, schema: Any, path: str = "parameters") -> None:
     """
     if not isinstance(schema, dict):
         if not isinstance(schema, bool):
-            raise InvalidRequestError(f"The tool {tool!r}: {path} must be a JSON Schema, got {_cut(repr(schema))}.")
+            raise InvalidRequestError(f"The tool {tool!r}: {path} must be a JSON Schema, got {shown(schema)}.")
         return
     keywords: dict[str, Any] = schema
     for key, value in keywords.items():
@@ -288,8 +283,7 @@ def check_keywords_of(tool: str, schema: Any, path: str = "parameters") -> None:
             key == "required" and not all(isinstance(name, str) for name in value)
         ):
             raise InvalidRequestError(
-                f"The tool {tool!r}: {key!r} in {path} must be {expected}, got {_cut(repr(value))}; leave it out or "
-                "mend it."
+                f"The tool {tool!r}: {key!r} in {path} must be {expected}, got {shown(value)}; leave it out or mend it."
             )
         if key in NAMED:
             for name, part in value.items():

@@ -36,12 +36,12 @@ def seal(manifest: Path, files: Iterable[Path]) -> None:
 
 
 def is_intact(manifest: Path, *needed: str) -> bool:
-    """Whether a manifest is there, names the ``needed`` files, and all its files are as they were sealed."""
+    """Whether a manifest is there, names files, the ``needed`` among them, and all are as they were sealed."""
     try:
         _stamp(manifest)
         kept = json.loads(manifest.read_text())
         entries, checked_ns = kept["files"], kept["checked_ns"]
-        if kept["format"] != _FORMAT or not {*needed} <= entries.keys():
+        if kept["format"] != _FORMAT or not entries or not {*needed} <= entries.keys():
             return False
         stamps = {name: _stamp(_within(manifest, name)) for name in entries}
         known = {

@@ -49,7 +49,6 @@ CONVERSION = 2  # raise it whenever `_convert` would write other files: old ones
 WHEEL_VARIABLE = "AGENTSPEC_EMBEDDED_WHEEL"
 
 _MANIFEST = "digests.json"  # of the converted files, beside them
-_NEEDED = ("config.json", "model.safetensors", "tokenizer.json")
 _PATIENCE_S = 1800.0  # for another process that makes the model
 
 
@@ -102,7 +101,7 @@ def is_present() -> bool:
     Raises ``CacheError`` for a folder that others could have written to.
     """
     folder = root() / folder_name()
-    return folder.is_dir() and is_intact(own_folder(folder) / _MANIFEST, *_NEEDED)
+    return folder.is_dir() and is_intact(own_folder(folder) / _MANIFEST)
 
 
 def folder_name() -> str:

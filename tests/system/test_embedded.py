@@ -118,7 +118,8 @@ def test_a_process_that_waited_for_another_uses_what_that_one_made(
     @contextmanager
     def held_until_the_other_is_done(_: str, timeout: float) -> Iterator[None]:
         folder.mkdir()
-        seal(folder / "digests.json", [])
+        (folder / "config.json").touch()
+        seal(folder / "digests.json", [folder / "config.json"])
         yield
 
     monkeypatch.setattr(embedded, "FileLock", held_until_the_other_is_done)

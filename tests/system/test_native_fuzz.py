@@ -41,6 +41,7 @@ def sanitizer() -> str | None:
     return found if Path(found).is_absolute() and Path(found).exists() else None
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(sanitizer() is None, reason="no C++ compiler with sanitizers")
 @pytest.mark.parametrize("build", builds())
 def test_native_kernels_under_sanitizers(build: str, tmp_path: Path) -> None:

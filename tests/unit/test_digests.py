@@ -39,6 +39,8 @@ def test_what_was_sealed_is_intact(manifest: Path) -> None:
     assert is_intact(manifest)
     assert is_intact(manifest, "one", "two")
     assert not is_intact(manifest, "three")
+    seal(manifest.with_name("empty.json"), [])
+    assert not is_intact(manifest.with_name("empty.json"))
     assert not is_intact(manifest.with_name("none.json"))
     assert manifest.stat().st_mode & 0o777 == 0o600
     assert sorted(path.name for path in manifest.parent.iterdir()) == ["digests.json", "one", "two"]

@@ -25,6 +25,7 @@ _ROPE_LENGTH = "original_max_position_embeddings"
 
 _LAYERS, _QUANTIZATION, _METHOD = "num_hidden_layers", "quantization_config", "quant_method"
 _MOST_LAYERS = 10_000  # far beyond every model; building the modules takes seconds still
+_MOST_TURNS = 100  # that a model takes through one layer: some compute a layer several times
 _LAYER_INDEX = re.compile(r"(?:^|\.)(?:layers?|blocks?|h)\.([0-9]{1,9})\.")
 
 _log = logging.getLogger("agentspec")
@@ -151,13 +152,13 @@ def check_quantization(source: str, value: object) -> None:
 
 
 def check_layers(source: str, config: Mapping[str, Any], weights: Iterable[str]) -> None:
-    """Check that a config has no more layers than the names of its ``weights``: building modules has no end else.
+    """Check that a config counts not many more layers than its ``weights`` name: building modules has no end else.
 
     Raises ``ModelLoadError`` naming the field, its value and what was expected.
     """
     indices = [int(found[1]) for found in map(_LAYER_INDEX.search, weights) if found]
-    most = min(max(indices, default=_MOST_LAYERS) + 1, _MOST_LAYERS)
-    reason = "the layers that the weights name" if indices else "no model has more layers"
+    most = min((max(indices, default=_MOST_LAYERS) + 1) * _MOST_TURNS, _MOST_LAYERS)
+    reason = f"{_MOST_TURNS} times the layers that the weights name" if indices else "no model has more layers"
     for part in _parts(config):
         for name in sorted(_layer_fields(part) & part.keys()):
             if is_length(part[name]) and part[name] > most:

@@ -425,9 +425,7 @@ def test_missing_weights_are_an_error_not_random_numbers(tmp_path: Path) -> None
     config = transformers.LlamaConfig.from_pretrained(tmp_path)
     config.num_hidden_layers = 3
     config.save_pretrained(tmp_path)
-    with pytest.raises(
-        ModelLoadError, match=r"num_hidden_layers is 3, expected at most 2: the layers that the weights name"
-    ):
+    with pytest.raises(ModelLoadError, match=r"weights are missing .*layers\.2"):
         CausalLM.from_pretrained(tmp_path, device="cpu")
 
 

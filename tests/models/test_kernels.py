@@ -815,6 +815,7 @@ def test_what_fits() -> None:
     assert not fits(torch.zeros(3, 64, device="meta"))
 
 
+@pytest.mark.sweep
 @needs_compiler
 @pytest.mark.parametrize(
     ("capability", "instructions", "expected"),

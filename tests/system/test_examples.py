@@ -87,6 +87,7 @@ def test_a_debate_is_held_and_decided() -> None:
     engine.close()
 
 
+@pytest.mark.sweep
 def test_passes_are_timed_the_same_way_for_everyone(capsys: pytest.CaptureFixture[str]) -> None:
     module = runpy.run_path(str(EXAMPLES / "benchmark" / "passes.py"))
     read: list[tuple[str, int]] = []

@@ -16,6 +16,7 @@ from agentspec.errors import CacheError
 from agentspec.folders import CACHE_VARIABLE
 from agentspec.kernels import compiles
 
+pytestmark = pytest.mark.sweep  # each case compiles in processes of its own
 needs_compiler = pytest.mark.skipif(not compiles("auto"), reason="there is no C++ compiler")
 PRODUCT = """
 import torch

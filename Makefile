@@ -27,22 +27,22 @@ $(INSTALLED): pyproject.toml
 	@touch $@
 
 demo: setup ## fetch the embedded model and run an agent on it
-	@$(BIN)/python -m agentspec.embedded
+	@$(BIN)/python -m agentspec.models.embedded
 	@$(BIN)/python examples/agent_loop.py
 
 bench: setup ## compare with transformers and others on the embedded model; ARGS="--quick"
-	@$(BIN)/python -m agentspec.embedded
+	@$(BIN)/python -m agentspec.models.embedded
 	@$(BIN)/python examples/benchmark/peers.py $(ARGS)
 
 check: lint ## style, types and the tests without model weights: about a minute
 	@$(PYTEST) tests/unit $(ARGS)
 
 test: setup ## run the tests that a change must pass; ARGS="-k name" passes options to pytest
-	@$(BIN)/python -m agentspec.embedded
+	@$(BIN)/python -m agentspec.models.embedded
 	@$(PYTEST) -m "not soak and not sweep" $(ARGS)
 
 test-all: setup ## what `make test` leaves out, for it takes minutes: soak, sweeps, whole enumerations
-	@$(BIN)/python -m agentspec.embedded
+	@$(BIN)/python -m agentspec.models.embedded
 	@AGENTSPEC_TESTS=whole $(PYTEST) -m "soak or sweep or whole" $(ARGS)
 
 lint: setup ## check style, format and types

@@ -3,13 +3,17 @@
 import importlib
 from types import ModuleType
 
+from agentspec.batch import Batch
 from agentspec.draft_length import Auto, DraftLength, Fixed
 from agentspec.drafters import Draft, Drafter
 from agentspec.drafters.cascade import Cascade
-from agentspec.drafters.lookup import PromptLookupDrafter
 from agentspec.drafters.model import ModelDrafter
+from agentspec.drafters.ngram import PromptLookupDrafter
 from agentspec.drafters.suffix import SuffixDrafter
-from agentspec.engine import Engine, LocalEngine
+from agentspec.engine import Engine
+from agentspec.engine.local import LocalEngine
+from agentspec.engine.request import Completion, Request
+from agentspec.engine.state import Delta
 from agentspec.errors import (
     AgentSpecError,
     ContextOverflowError,
@@ -23,15 +27,13 @@ from agentspec.errors import (
     RequestFailedError,
     RequestTimeoutError,
 )
-from agentspec.grammar import Grammar
-from agentspec.job import Delta
+from agentspec.grammars.grammar import Grammar
 from agentspec.models import LanguageModel
 from agentspec.models.causal_lm import CausalLM
-from agentspec.models.translated import TranslatedModel
-from agentspec.models.translation import Translation
-from agentspec.request import Completion, Request
+from agentspec.models.cross_vocab.translated import TranslatedModel
+from agentspec.models.cross_vocab.translation import Translation
 from agentspec.sampling import SamplingParams
-from agentspec.sequence import Batch, FinishReason, Sequence, TokenLogprob
+from agentspec.sequence import FinishReason, Sequence, TokenLogprob
 from agentspec.speculative import SpeculativeDecoder
 from agentspec.stats import StepStats
 
@@ -77,7 +79,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> ModuleType:
-    """``agentspec.embedded`` is imported when asked for: it is also a command (``python -m agentspec.embedded``)."""
+    """Import ``agentspec.embedded`` when asked for: it is also a command (``python -m agentspec.models.embedded``)."""
     if name == "embedded":
-        return importlib.import_module("agentspec.embedded")
+        return importlib.import_module("agentspec.models.embedded")
     raise AttributeError(f"module 'agentspec' has no attribute {name!r}")

@@ -71,7 +71,7 @@ class BudgetExceededError(AgentSpecError, TimeoutError):
     """A run took longer than its budget; it was not cut short."""
 
 
-def expect_option(name: str, value: object, options: tuple[object, ...]) -> None:
+def check_option(name: str, value: object, options: tuple[object, ...]) -> None:
     """Raise ``ModelLoadError`` for a value that is none of ``options``."""
     if value not in options:
         raise ModelLoadError(f"{name} must be one of {', '.join(map(repr, options))}, got {shown(value)}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from agentspec.errors import InvalidRequestError, shown
-from agentspec.values import GREATEST, LEAST, MOST, in_one_form, is_integer, is_number, is_whole
+from agentspec.runtime.checks import GREATEST, LEAST, MOST, in_one_form, is_integer, is_number, is_whole
 
 LEAST_TEMPERATURE = 1e-5
 """Below this, scores divided by it leave float32; the law is greedy long before."""

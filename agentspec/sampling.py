@@ -10,14 +10,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from agentspec.device import upload, vector
 from agentspec.errors import InvalidRequestError
-from agentspec.kernels import kernels_for
-from agentspec.masks import TokenMask
+from agentspec.grammars.token_mask import TokenMask
+from agentspec.models.backends.native import kernels_for
 from agentspec.params import LEAST_TEMPERATURE as LEAST_TEMPERATURE
 from agentspec.params import LogitsProcessor as LogitsProcessor
 from agentspec.params import SamplingParams as SamplingParams
-from agentspec.tokens import NO_TOKEN
+from agentspec.runtime.device import upload, vector
+from agentspec.runtime.tokens import NO_TOKEN
 
 
 @dataclass(frozen=True)

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
 
-import torch
-from torch import Tensor
-
-from agentspec.detokenizer import Detokenizer
-from agentspec.dice import DICE, Acceptance, Dice, fresh_seed
 from agentspec.errors import GrammarError, InvalidRequestError
-from agentspec.masks import TokenMask
-from agentspec.sampling import Prefix, SamplingParams, log_probs
-from agentspec.stops import Ending, StopStrings
+from agentspec.grammars.matcher import Matcher
+from agentspec.rng import Acceptance, fresh_seed
+from agentspec.runtime.detokenizer import Detokenizer
+from agentspec.runtime.stop_strings import Ending, StopStrings
+from agentspec.sampling import SamplingParams
 
 
 class FinishReason(StrEnum):
@@ -32,36 +27,6 @@ class FinishReason(StrEnum):
     TOOL_CALLS = "tool_calls"
     CANCELLED = "cancelled"
     ERROR = "error"
-
-
-class Matcher(Protocol):
-    """The state of a grammar after some tokens. End tokens are not its business. Engines inherit from it."""
-
-    def allowed(self) -> TokenMask:
-        """The tokens that may come next."""
-        ...
-
-    def advance(self, token: int) -> bool:
-        """Take one token; False, and no change, where it is not allowed."""
-        ...
-
-    def rewind(self, count: int) -> None:
-        """Undo the last ``count`` advances."""
-        ...
-
-    def is_complete(self) -> bool:
-        """Whether the text so far is a whole sentence of the grammar."""
-        ...
-
-    # What an engine may know without a mask:
-
-    def forced(self) -> int | None:
-        """The token that has to come next; None where there is a choice."""
-        return self.allowed().only
-
-    def is_over(self) -> bool:
-        """Whether the text so far is a whole sentence, and no token may come next."""
-        return self.is_complete() and self.allowed().is_empty
 
 
 @dataclass(frozen=True)
@@ -184,7 +149,7 @@ class Sequence:
         """
         for count, token in enumerate(block, 1):
             is_text = self.matcher is not None and token not in self.end_tokens
-            if is_text and self.matcher is not None and count > walked and not self.matcher.advance(token):
+            if is_text and self.matcher is not None and count > walked and not self.matcher.accept_token(token):
                 raise GrammarError(f"Token {token} was drawn, which the grammar does not allow here.")
             self.context.append(token)
             if self._detokenizer is not None:
@@ -192,7 +157,7 @@ class Sequence:
             reason = self._boundary(token, may_be_over=count >= walked)
             if reason is not None:
                 if self.matcher is not None and count < walked:
-                    self.matcher.rewind(walked - count)
+                    self.matcher.rollback(walked - count)
                 self.finish(reason)
                 return count
         return len(block)
@@ -222,88 +187,4 @@ class Sequence:
         return self._stopped is not None
 
     def _grammar_is_over(self) -> bool:
-        return self.matcher is not None and self.matcher.is_over()
-
-
-class Batch:
-    """Sequences that share a round, with the randomness of their next positions.
-
-    Args:
-        sequences: unfinished, all of one acceptance rule.
-        device: where the round's tensors live.
-        dice: the randomness; by default that of the sequences' seeds and rule.
-    """
-
-    def __init__(
-        self, sequences: SequenceOf[Sequence], device: torch.device | str = "cpu", dice: Dice | None = None
-    ) -> None:
-        self.sequences = list(sequences)
-        self.acceptance: Acceptance = self.sequences[0].acceptance
-        if any(s.acceptance != self.acceptance for s in self.sequences):
-            raise ValueError("The sequences of a batch must share one acceptance rule; got both.")
-        self.params = [s.params for s in self.sequences]
-        self.device = device
-        self._dice = dice
-
-    def __len__(self) -> int:
-        return len(self.sequences)
-
-    @functools.cached_property
-    def dice(self) -> Dice:
-        """The randomness of the round."""
-        seeds, lengths = [s.seed for s in self.sequences], [s.length for s in self.sequences]
-        return self._dice or DICE[self.acceptance](seeds, lengths, self.device)
-
-    @property
-    def needs_laws(self) -> bool:
-        """Whether more of the laws is needed than their best tokens: for a draw, or for log-probabilities."""
-        return any(p.temperature > 0 or (p.logprobs is not None and not p.raw_logprobs) for p in self.params)
-
-    def prefixes(self, spans: SequenceOf[list[int]]) -> list[Prefix] | None:
-        """What stands before every position of a drafted span and behind it; None where no law looks at it."""
-        if not any(params.adjusts for params in self.params):
-            return None
-        return [
-            Prefix(context, s.prompt_length, len(span) + 1, s.end_tokens)
-            for s, context, span in zip(self.sequences, self.contexts(spans), spans, strict=True)
-        ]
-
-    def contexts(self, spans: SequenceOf[list[int]]) -> list[list[int]]:
-        """The whole context of every row, its drafted span behind it."""
-        return [s.context + span for s, span in zip(self.sequences, spans, strict=True)]
-
-    @property
-    def detokenize_seconds(self) -> float:
-        """Seconds spent so far on the text of the batch's sequences."""
-        return sum(s.detokenize_seconds for s in self.sequences)
-
-    def commit(self, row: int, block: list[int], warped: Tensor | None, logits: Tensor, walked: int = 0) -> int:
-        """Extend a sequence by its block; how many tokens it took.
-
-        Args:
-            row: of the sequence.
-            block: accepted tokens and the recovered or bonus token.
-            warped: ``[B, K+1, V]``, the logits whose softmax each position was drawn from; None where the batch
-                ``needs_laws`` not.
-            logits: ``[B, K+1, V]``, the target's scores that it was made of.
-            walked: tokens of the block that the sequence's matcher has taken already.
-        """
-        sequence = self.sequences[row]
-        taken = sequence.extend(block, walked)
-        if sequence.params.logprobs is not None:
-            reported = logits if sequence.params.raw_logprobs else warped
-            assert reported is not None  # the batch needs laws
-            sequence.logprobs += _logprobs(block[:taken], reported[row, :taken], sequence.params.logprobs)
-            del sequence.logprobs[sequence.length :]
-        return taken
-
-
-def _logprobs(tokens: list[int], logits: Tensor, alternatives: int) -> list[TokenLogprob]:
-    logs = log_probs(logits)  # [T, V]
-    chosen = logs.gather(-1, torch.tensor(tokens, device=logs.device)[:, None])[:, 0].tolist()
-    values, ids = logs.topk(min(alternatives, logs.shape[-1]), dim=-1)
-    tops = [
-        tuple((i, v) for i, v in zip(row_ids, row, strict=True) if v > float("-inf"))
-        for row_ids, row in zip(ids.tolist(), values.tolist(), strict=True)
-    ]
-    return [TokenLogprob(t, v, top) for t, v, top in zip(tokens, chosen, tops, strict=True)]
+        return self.matcher is not None and self.matcher.is_terminated()

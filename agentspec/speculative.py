@@ -18,22 +18,22 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from agentspec.constraints import Walk
-from agentspec.device import Stopwatch, wait_for
-from agentspec.dice import DICE, Acceptance, Dice, Role
+from agentspec.batch import Batch
 from agentspec.draft_length import Auto, DraftLength, Fixed
 from agentspec.drafters import Draft, Drafter, NoDrafter
 from agentspec.errors import InvalidRequestError, shown
+from agentspec.grammars import GrammarCursor
 from agentspec.models import BestModel, CachingModel, LanguageModel, fits_any_threads
-from agentspec.models.cost import measured
+from agentspec.models.pass_cost import measured
+from agentspec.rng import RNGS, Acceptance, Role, SequenceRng
+from agentspec.runtime.device import Stopwatch, wait_for
+from agentspec.runtime.tokens import NO_TOKEN, common_prefix
 from agentspec.sampling import adjusted, best_legal, best_tokens, warped, why_no_token
-from agentspec.sequence import Batch
 from agentspec.stats import FORCED, Laps, RoundStats, RowStats
-from agentspec.tokens import NO_TOKEN, common_prefix
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Verification:
     """Per row ``[B]``: how many drafted tokens are accepted, and the recovered or bonus token behind them."""
 
     accepted: Tensor
@@ -63,7 +63,7 @@ def _block(accepted: list[int], token: int, logits: Tensor) -> list[int]:
     return accepted
 
 
-def verify(p: Tensor, draft: Draft, dice: Dice) -> Verdict:
+def verify(p: Tensor, draft: Draft, rng: SequenceRng) -> Verification:
     """Algorithm 1 of the paper from the target's pass on: accept x_i with probability min(1, p(x_i) / q(x_i)).
 
     Args:
@@ -72,48 +72,50 @@ def verify(p: Tensor, draft: Draft, dice: Dice) -> Verdict:
     """
     rows, offsets = torch.arange(len(p), device=p.device), torch.arange(p.shape[1] - 1, device=p.device)
     if draft.width == 0:  # all that follows for q = 0
-        return Verdict(offsets.new_zeros(len(p)), dice.draw(p[:, 0], Role.TARGET, offsets.new_zeros(len(p))))
+        return Verification(offsets.new_zeros(len(p)), rng.draw(p[:, 0], Role.TARGET, offsets.new_zeros(len(p))))
     p_of_tokens = p[:, :-1].gather(-1, draft.tokens[..., None])[..., 0]
     ratio = (p_of_tokens / draft.q_of_tokens()).double() * draft.drafted  # [B, K]; 0 past the draft
 
-    r = dice.uniform(Role.ACCEPT, offsets.expand_as(ratio), edges=ratio)
+    r = rng.uniform(Role.ACCEPT, offsets.expand_as(ratio), edges=ratio)
     n = _leading(r < ratio)  # strict, for r can be 0 and an illegal token has ratio 0
 
     p_n = p[rows, n]
     residual = (p_n - draft.q_at(n, like=p_n)).clamp_(min=0)
     empty = residual.sum(-1, keepdim=True) == 0  # p = q up to rounding, so a rejection was rounding too
-    return Verdict(n, dice.draw(torch.where(empty, p_n, residual), Role.TARGET, n))
+    return Verification(n, rng.draw(torch.where(empty, p_n, residual), Role.TARGET, n))
 
 
-def verify_coupled(p: Tensor, draft: Draft, dice: Dice) -> Verdict:
+def verify_coupled(p: Tensor, draft: Draft, rng: SequenceRng) -> Verification:
     """The target draws each position with the draft's own noise; drafted tokens stand while they are the same.
 
     The text is the target's alone: whatever the draft, gamma or batch, a seed gives the tokens of plain decoding.
     """
     rows, offsets = torch.arange(len(p), device=p.device), torch.arange(p.shape[1], device=p.device)
-    drawn = dice.draw(p, Role.TARGET, offsets.expand(p.shape[:2]))
+    drawn = rng.draw(p, Role.TARGET, offsets.expand(p.shape[:2]))
     n = _leading((draft.tokens == drawn[:, :-1]) & draft.drafted & ~p[:, :-1, 0].isnan())
-    return Verdict(n, drawn[rows, n])
+    return Verification(n, drawn[rows, n])
 
 
-def verify_greedy(scores: Tensor, best: Sequence[Sequence[int]], draft: Draft, walk: Walk) -> list[list[int]]:
+def verify_greedy(
+    scores: Tensor, best: Sequence[Sequence[int]], draft: Draft, cursor: GrammarCursor
+) -> list[list[int]]:
     """What either rule comes to where every p is one-hot: drafted tokens stand while they are the best legal ones.
 
     Args:
         scores: ``[B, K+1, V]``, the target's ``adjusted`` scores.
         best: ``[B, K+1]``, their ``best_tokens``.
         draft: the drafted tokens.
-        walk: along the draft; it goes back to what is accepted.
+        cursor: along the draft; it goes back to what is accepted.
 
     Returns:
-        What each row emits, as ``Verdict.blocks``. Raises likewise.
+        What each row emits, as ``Verification.blocks``. Raises likewise.
     """
     blocks = []
     for row, (span, tokens) in enumerate(zip(draft.spans, best, strict=True)):
-        legal, n = span[: walk.legal(row)], 0
+        legal, n = span[: cursor.legal(row)], 0
         while True:
             n += common_prefix(legal[n:], tokens[n:])
-            token = _best_legal(scores, tokens[n], walk, row, legal[:n])
+            token = _best_legal(scores, tokens[n], cursor, row, legal[:n])
             if token not in legal[n : n + 1]:
                 break
             n += 1
@@ -121,17 +123,17 @@ def verify_greedy(scores: Tensor, best: Sequence[Sequence[int]], draft: Draft, w
     return blocks
 
 
-def _best_legal(scores: Tensor, best: int, walk: Walk, row: int, accepted: list[int]) -> int:
+def _best_legal(scores: Tensor, best: int, cursor: GrammarCursor, row: int, accepted: list[int]) -> int:
     """The best token of a row that is legal behind the accepted ones, ``best`` being the best of all.
 
     A mask is made only where that one is not legal.
     """
-    if (forced := walk.forced(row, behind=accepted)) is not None:
+    if (forced := cursor.forced(row, behind=accepted)) is not None:
         return forced if forced == best or float(scores[row, len(accepted), forced]) > -math.inf else NO_TOKEN
-    walk.stand_behind(row, accepted)
-    if walk.take(row, best):
+    cursor.seek(row, accepted)
+    if cursor.try_consume(row, best):
         return best
-    mask = walk.mask(row)
+    mask = cursor.token_mask(row)
     return best if mask is None else best_legal(scores[row, len(accepted)], mask)
 
 
@@ -140,7 +142,7 @@ def _leading(accepted: Tensor) -> Tensor:
     return accepted.long().cumprod(-1).sum(-1)
 
 
-VERIFY: dict[Acceptance, Callable[[Tensor, Draft, Dice], Verdict]] = {
+VERIFY: dict[Acceptance, Callable[[Tensor, Draft, SequenceRng], Verification]] = {
     "rejection": verify,
     "coupled": verify_coupled,
 }
@@ -168,8 +170,8 @@ class SpeculativeDecoder:
         gamma: int | Literal["auto"] | DraftLength = 4,
         acceptance: Acceptance = "rejection",
     ) -> None:
-        if acceptance not in DICE:
-            raise InvalidRequestError(f"acceptance must be one of {sorted(DICE)}, got {shown(acceptance)}.")
+        if acceptance not in RNGS:
+            raise InvalidRequestError(f"acceptance must be one of {sorted(RNGS)}, got {shown(acceptance)}.")
         if not (isinstance(gamma, int | DraftLength) or gamma == "auto"):
             raise InvalidRequestError(f"gamma must be an integer, 'auto' or a DraftLength, got {shown(gamma)}.")
         self.target = target
@@ -198,47 +200,47 @@ class SpeculativeDecoder:
         the first is raised.
         """
         laps = Laps()
-        walk = Walk(batch, self.target.vocab_size, keeps_masks=batch.needs_laws)
+        cursor = GrammarCursor(batch.sequences, self.target.vocab_size, batch.device, keeps_masks=batch.needs_laws)
         try:
             gamma = self.draft_length(batch).of(self._name)
-            offered = self.drafter.propose(batch, gamma, walk).named(self._name)  # x_1 .. x_gamma from q
+            offered = self.drafter.propose(batch, gamma, cursor).named(self._name)  # x_1 .. x_gamma from q
             draft = self.draft_length.cut(batch, offered)
             laps.lap("draft_s")
             drafting = laps.total_s
-            laps.move(walk.seconds, "draft_s", to="mask_s")
+            laps.move(cursor.seconds, "draft_s", to="mask_s")
             with Stopwatch(self.device) as watch:
                 logits = self.target.next_logits(batch.contexts(draft.spans), [len(span) + 1 for span in draft.spans])
             laps.lap("verify_s")
-            walk.follow(draft.spans)
-            mask = walk.masks(draft.spans).tensor if batch.needs_laws else None
-            draft = _forced_named(draft, walk)
-            masked_at, masking, detokenizing = laps.lap("mask_s"), walk.seconds, batch.detokenize_seconds
-            blocks, of_laws = self._verified(batch, draft, walk, logits, mask)
+            cursor.consume_drafts(draft.spans)
+            mask = cursor.masks(draft.spans).tensor if batch.needs_laws else None
+            draft = _forced_named(draft, cursor)
+            masked_at, masking, detokenizing = laps.lap("mask_s"), cursor.seconds, batch.detokenize_seconds
+            blocks, of_laws = self._verified(batch, draft, cursor, logits, mask)
             laps.lap("sample_s")
             width = 1 + max(map(len, draft.spans))
             self.draft_length.learn(batch, offered, blocks, width, laps.total_s - drafting)
-            rows = [_commit(batch, row, block, draft, walk, of_laws, logits) for row, block in enumerate(blocks)]
+            rows = [_commit(batch, row, block, draft, cursor, of_laws, logits) for row, block in enumerate(blocks)]
         finally:
-            walk.put_back()  # until the commit a round changes nothing, so that one that fails can be played again
+            cursor.reset()  # until the commit a round changes nothing, so that one that fails can be played again
         _expect_a_row(batch)
         laps.lap("sample_s")
         laps.move(watch.runs_past(masked_at), "sample_s", to="verify_s")
-        laps.move(walk.seconds - masking, "sample_s", to="mask_s")
+        laps.move(cursor.seconds - masking, "sample_s", to="mask_s")
         laps.move(batch.detokenize_seconds - detokenizing, "sample_s", to="detokenize_s")
         return RoundStats(tuple(rows), laps.seconds, width)
 
     def _verified(
-        self, batch: Batch, draft: Draft, walk: Walk, logits: Tensor, mask: Tensor | None
+        self, batch: Batch, draft: Draft, cursor: GrammarCursor, logits: Tensor, mask: Tensor | None
     ) -> tuple[list[list[int]], Tensor | None]:
         """What each row emits, and the ``warped`` logits where laws were needed."""
         prefixes = batch.prefixes(draft.spans)
         if not batch.needs_laws:
             scores = adjusted(logits, batch.params, prefixes)
             known = None if self._best is None else self._best.best_of(scores)
-            return verify_greedy(scores, known or best_tokens(scores), draft, walk), None
+            return verify_greedy(scores, known or best_tokens(scores), draft, cursor), None
         of_laws = warped(logits, batch.params, mask, prefixes)
         p = of_laws.softmax(-1)  # as ``warp``
-        return VERIFY[batch.acceptance](p, draft, batch.dice).blocks(draft, p, logits), of_laws
+        return VERIFY[batch.acceptance](p, draft, batch.rng).blocks(draft, p, logits), of_laws
 
     def prefill(self, contexts: list[list[int]]) -> dict[str, float]:
         """Let target and drafter compute what they will need of these contexts. Costs time, changes nothing.
@@ -264,18 +266,27 @@ def _expect_a_row(batch: Batch) -> None:
         raise faults[0]
 
 
-def _forced_named(draft: Draft, walk: Walk) -> Draft:
+def _forced_named(draft: Draft, cursor: GrammarCursor) -> Draft:
     """The draft, with the grammar as the drafter of each token that it left no choice about."""
     named = copy(draft)
     named.sources = [
-        [source if choice else FORCED for source, choice in zip(sources, walk.choices(row, len(sources)), strict=True)]
+        [
+            source if choice else FORCED
+            for source, choice in zip(sources, cursor.choices(row, len(sources)), strict=True)
+        ]
         for row, sources in enumerate(draft.sources)
     ]
     return named
 
 
 def _commit(
-    batch: Batch, row: int, block: list[int], draft: Draft, walk: Walk, of_laws: Tensor | None, logits: Tensor
+    batch: Batch,
+    row: int,
+    block: list[int],
+    draft: Draft,
+    cursor: GrammarCursor,
+    of_laws: Tensor | None,
+    logits: Tensor,
 ) -> RowStats:
     """Commit the block of a row; count what each drafter proposed and what was kept of it.
 
@@ -283,12 +294,12 @@ def _commit(
     """
     sequence, sources = batch.sequences[row], draft.sources[row]
     try:
-        taken = batch.commit(row, block, of_laws, logits, walk.leave(row, block))
+        taken = batch.commit(row, block, of_laws, logits, cursor.commit(row, block))
     except BaseException as error:
         sequence.give_up(error)
         return RowStats(Counter(sources), Counter(), 0)
     accepted = min(taken, common_prefix(draft.spans[row], block))
-    return RowStats(Counter(sources), Counter(sources[:accepted]), taken, walk.constrained(row, taken))
+    return RowStats(Counter(sources), Counter(sources[:accepted]), taken, cursor.constrained(row, taken))
 
 
 def _draft_length(gamma: int | Literal["auto"] | DraftLength, target: LanguageModel, drafter: Drafter) -> DraftLength:
@@ -296,7 +307,7 @@ def _draft_length(gamma: int | Literal["auto"] | DraftLength, target: LanguageMo
         return Fixed(gamma)
     if isinstance(gamma, DraftLength):
         return gamma
-    from agentspec.cache import DiskCache  # here, for it needs diskcache, and a fixed gamma needs neither
+    from agentspec.runtime.cache import DiskCache  # here, for it needs diskcache, and a fixed gamma needs neither
 
     cache = DiskCache()
     drafts = {name: measured(model, cache) for name, model in drafter.models().items()}

@@ -38,7 +38,7 @@ def verdict(model: ChatAgentSpec, question: str, said: list[tuple[str, str]], k:
     """What most of ``k`` jurors say."""
     arguments = "\n".join(f"{role}: {text}" for role, text in said)
     schema = {
-        "title": "Verdict",
+        "title": "Verification",
         "type": "object",
         "properties": {"answer": {"enum": ["yes", "no"]}},
         "required": ["answer"],

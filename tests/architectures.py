@@ -158,9 +158,9 @@ def _randomise(model: PreTrainedModel) -> None:
 def _serve(model: PreTrainedModel, variant: Variant) -> str:
     """Serve a model in blocks, drafts, forks and evictions, and compare every score. Returns which pass computed it."""
     size = min(model.get_input_embeddings().weight.shape[0], 150)
-    dice = torch.Generator().manual_seed(1)
-    left = torch.randint(3, size, (LENGTH,), generator=dice).tolist()
-    right = left[: LENGTH // 2] + torch.randint(3, size, (LENGTH - LENGTH // 2,), generator=dice).tolist()
+    rng = torch.Generator().manual_seed(1)
+    left = torch.randint(3, size, (LENGTH,), generator=rng).tolist()
+    right = left[: LENGTH // 2] + torch.randint(3, size, (LENGTH - LENGTH // 2,), generator=rng).tolist()
     with tempfile.TemporaryDirectory() as folder:
         try:
             model.save_pretrained(folder)

@@ -34,11 +34,11 @@ from agentspec import (
     TranslatedModel,
     Translation,
 )
-from agentspec.dice import Dice, Role
 from agentspec.drafters import NoDrafter
-from agentspec.masks import TokenMask
+from agentspec.grammars.matcher import Matcher
+from agentspec.grammars.token_mask import TokenMask
+from agentspec.rng import Role, SequenceRng
 from agentspec.sampling import Prefix, warp
-from agentspec.sequence import Matcher
 
 END = "<end>"
 Text = tuple[int, ...]
@@ -84,20 +84,20 @@ class AutomatonMatcher(Matcher):
         self._edges, self._final, self._vocab_size = edges, final, vocab_size
         self.path = [0]
 
-    def allowed(self) -> TokenMask:
-        return TokenMask.none(self._vocab_size).but(self._edges.get(self.path[-1], {}), legal=True)
+    def token_mask(self) -> TokenMask:
+        return TokenMask.empty(self._vocab_size).with_tokens(self._edges.get(self.path[-1], {}), legal=True)
 
-    def advance(self, token: int) -> bool:
+    def accept_token(self, token: int) -> bool:
         state = self._edges.get(self.path[-1], {}).get(token)
         if state is None:
             return False
         self.path.append(state)
         return True
 
-    def rewind(self, count: int) -> None:
+    def rollback(self, count: int) -> None:
         del self.path[len(self.path) - count :]
 
-    def is_complete(self) -> bool:
+    def is_accepting(self) -> bool:
         return self.path[-1] in self._final
 
 
@@ -129,12 +129,12 @@ class _Branches:
             self._path[-1] = (choice + 1, count)
 
 
-class EnumeratingDice(Dice):
+class EnumeratingDice(SequenceRng):
     """Uniforms that take, one run after the other, every value that matters.
 
     The unit interval is split at the edges of the decision; a cell is played by its left end with its width as the
     probability. The left ends are where ``<`` and ``<=`` differ, 0 included. Every number is independent of every
-    other, so it is an error to ask for one twice: a ``Dice`` would answer with the same number.
+    other, so it is an error to ask for one twice: a ``SequenceRng`` would answer with the same number.
     """
 
     needs_edges = True
@@ -155,7 +155,7 @@ class EnumeratingDice(Dice):
         cells = [self._cell(row) for row in rows.flatten(0, -2).tolist()]
         return torch.tensor(cells, dtype=torch.float64).view(offsets.shape)
 
-    def select(self, rows: list[int]) -> Dice:
+    def select(self, rows: list[int]) -> SequenceRng:
         chosen = copy.copy(self)
         chosen._rows = [self._rows[row] for row in rows]
         return chosen
@@ -189,7 +189,7 @@ def joint_law(play_round: Callable[[Batch], object], starts: SequenceOf[Callable
         for _ in branches.runs():
             sequences = resumed(emitted)
             playing = live(sequences)
-            play_round(Batch(playing, dice=EnumeratingDice(len(playing), branches)))
+            play_round(Batch(playing, rng=EnumeratingDice(len(playing), branches)))
             for texts, rest in law_after(tuple(tuple(s.tokens) for s in sequences)).items():
                 total[texts] += branches.probability * rest
         return dict(total)
@@ -237,15 +237,15 @@ def plain_law(
         state = matcher() if matcher else None
         for token in emitted:
             if state is not None and token not in end_tokens:
-                state.advance(token)
-        over = state is not None and state.is_complete() and state.allowed().is_empty
+                state.accept_token(token)
+        over = state is not None and state.is_accepting() and state.token_mask().is_empty
         if len(emitted) == length or over or (emitted and emitted[-1] in end_tokens):
             law[emitted] = law.get(emitted, 0.0) + probability
             return
         mask = None
         if state is not None:
-            mask = state.allowed().tensor()
-            mask[list(end_tokens)] = state.is_complete()
+            mask = state.token_mask().tensor()
+            mask[list(end_tokens)] = state.is_accepting()
             mask = mask[None, None]
         context = prompt + list(emitted)
         prefix = Prefix(context, len(prompt), 1, end_tokens)

@@ -27,10 +27,10 @@ from agentspec import (
     SpeculativeDecoder,
 )
 from agentspec import Sequence as TokenSequence
-from agentspec.constraints import Walk
-from agentspec.detokenizer import Detokenizer
-from agentspec.job import Delta, Job
-from agentspec.scheduler import Scheduler
+from agentspec.engine.scheduler import Scheduler
+from agentspec.engine.state import Delta, RequestState
+from agentspec.grammars import GrammarCursor
+from agentspec.runtime.detokenizer import Detokenizer
 
 VOCABULARY, MARK, END = 8, 7, 6
 ROWS = 3
@@ -110,9 +110,9 @@ class TroubledDrafter(Cascade):
         super().__init__([PromptLookupDrafter(min_ngram=1), ModelDrafter(draft)])
         self._trouble = trouble
 
-    def propose(self, batch: Batch, gamma: Sequence[int], walk: Walk) -> Draft:
+    def propose(self, batch: Batch, gamma: Sequence[int], cursor: GrammarCursor) -> Draft:
         self._strike("drafter", batch)
-        draft = super().propose(batch, gamma, walk)
+        draft = super().propose(batch, gamma, cursor)
         self._strike("drafter, walked", batch)
         return draft
 
@@ -156,32 +156,32 @@ class TroubledMatcher(AutomatonMatcher):
         if self._trouble is not None:
             self._trouble.strike(seam, len(self.path) - 1)
 
-    def allowed(self) -> Any:
+    def token_mask(self) -> Any:
         self._strike("grammar, allowed")
-        return super().allowed()
+        return super().token_mask()
 
     def forced(self) -> int | None:
         self._strike("grammar, forced")
         return super().forced()
 
-    def advance(self, token: int) -> bool:
+    def accept_token(self, token: int) -> bool:
         self._strike("grammar, advance")
-        taken = super().advance(token)
+        taken = super().accept_token(token)
         self._strike("grammar, advanced")
         return taken
 
-    def rewind(self, count: int) -> None:
+    def rollback(self, count: int) -> None:
         self._strike("grammar, rewind")
-        super().rewind(count)
+        super().rollback(count)
         self._strike("grammar, rewound")
 
-    def is_complete(self) -> bool:
+    def is_accepting(self) -> bool:
         self._strike("grammar, is_complete")
-        return super().is_complete()
+        return super().is_accepting()
 
-    def is_over(self) -> bool:
+    def is_terminated(self) -> bool:
         self._strike("grammar, is_over")
-        return super().is_over()
+        return super().is_terminated()
 
 
 class TroubledSequence(TokenSequence):
@@ -281,7 +281,7 @@ class Scene:
         self.decoder = SpeculativeDecoder(self.target, TroubledDrafter(trouble), TroubledLength(trouble))
         self.scheduler = Scheduler(self.decoder, max_running)
 
-    def row(self, index: int, in_trouble: bool = False) -> tuple[Job, Told]:
+    def row(self, index: int, in_trouble: bool = False) -> tuple[RequestState, Told]:
         """Row ``index``; of any company, it is the same."""
         trouble = self.trouble if in_trouble else None
 
@@ -317,9 +317,9 @@ class Scene:
         )
         sequence.trouble = trouble
         told = Told(trouble=trouble)
-        return Job([sequence], told), told
+        return RequestState([sequence], told), told
 
-    def play(self, *jobs: Job, most: int = 400) -> None:
+    def play(self, *jobs: RequestState, most: int = 400) -> None:
         """Turn the loop until all are done."""
         self.scheduler._waiting.extend(member for job in jobs for member in job.members)
         while self.scheduler._waiting or self.scheduler._running:

@@ -12,8 +12,8 @@ import jsonschema
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from agentspec.schema_tools.positions import IN_PLACE, subschemas, with_subschemas
-from agentspec.schema_tools.references import target
+from agentspec.grammars.schema_tools.positions import IN_PLACE, subschemas, with_subschemas
+from agentspec.grammars.schema_tools.references import target
 
 NAMES = ("a", "b", "ab", "c")
 SCALARS: list[Any] = [

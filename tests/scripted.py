@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from agentspec import Batch, Draft, Drafter
-from agentspec.constraints import Walk
+from agentspec.grammars import GrammarCursor
 
 QUESTION = "What time is it?"
 Says = Callable[..., Any]
@@ -139,10 +139,10 @@ class Oracle(Drafter):
         self._start, self._tokens, self._first = start, list(tokens), first
         self._wrong_from = wrong_from
 
-    def propose(self, batch: Batch, gamma: Sequence[int], walk: Walk) -> Draft:
+    def propose(self, batch: Batch, gamma: Sequence[int], cursor: GrammarCursor) -> Draft:
         spans = []
         for row, count in enumerate(gamma):
-            at = len(walk.context(row)) - self._start
+            at = len(cursor.context(row)) - self._start
             count = min(self._first if at == 0 else count, count)
             span = self._tokens[at : at + count]
             # Beyond the end of the text, whatever: nothing there may be emitted.

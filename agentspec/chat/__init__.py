@@ -9,7 +9,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from agentspec.calls import CallForm, Thought
 from agentspec.chat.answers import AnswerParser
 from agentspec.chat.checked import (
     CheckedTool,
@@ -23,8 +22,9 @@ from agentspec.chat.foreign import THOUGHT_MARKS, Foreign, Rendered, control_tok
 from agentspec.chat.pieces import Message, Parser, Piece, ToolCall
 from agentspec.chat.template_parser import TemplateParser
 from agentspec.errors import InvalidRequestError
-from agentspec.grammar import Grammar
-from agentspec.schema_tools import checked, closed
+from agentspec.grammars.grammar import Grammar
+from agentspec.grammars.schema_tools import checked, closed
+from agentspec.grammars.tool_calls import ReasoningFormat, ToolCallFormat
 
 __all__ = [
     "DIALECTS",
@@ -63,7 +63,7 @@ class ChatFormat:
         self._tokenizer = tokenizer
         self._template = str(tokenizer.get_chat_template(tools=[]))
         self.dialect: Dialect = detect(self._template) if dialect is None else named(dialect, self._template)
-        self.form: CallForm = _with_ids(self.dialect, tokenizer)
+        self.form: ToolCallFormat = _with_ids(self.dialect, tokenizer)
         written = f"{self._template}\n{_marks(self.dialect)}"
         self._control = None if special_tokens_in_content else control_tokens(tokenizer, written)
 
@@ -156,7 +156,7 @@ class ChatFormat:
         ids: list[int] = self._tokenizer.encode(text.text, add_special_tokens=False)
         return ids
 
-    def thought(self, prompt: Sequence[int]) -> Thought | None:
+    def thought(self, prompt: Sequence[int]) -> ReasoningFormat | None:
         """How the answer to a rendered prompt may begin: None where the model does not think."""
         return self.dialect.thought(self._template, self._tokenizer.decode(list(prompt[-TAIL:])))
 
@@ -167,7 +167,7 @@ class ChatFormat:
         required: bool = False,
         parallel: int = 1,
         final: dict[str, Any] | None = None,
-        thought: Thought | None = None,
+        thought: ReasoningFormat | None = None,
         thinking_budget: int | None = None,
     ) -> Grammar | None:
         """The language of an assistant's answers; None where it is free text.
@@ -212,7 +212,7 @@ class ChatFormat:
         tools: Sequence[dict[str, Any]],
         *,
         has_final: bool = False,
-        thought: Thought | None = None,
+        thought: ReasoningFormat | None = None,
     ) -> Parser:
         """A parser of the answer to a prompt: transformers' own, where the tokenizer ships a response template.
 
@@ -227,7 +227,12 @@ class ChatFormat:
         return CheckingParser(parser, checked_calls) if checked_calls else parser
 
     def _parser(
-        self, prompt: Sequence[int], tools: Sequence[dict[str, Any]], *, has_final: bool, thought: Thought | None
+        self,
+        prompt: Sequence[int],
+        tools: Sequence[dict[str, Any]],
+        *,
+        has_final: bool,
+        thought: ReasoningFormat | None,
     ) -> Parser:
         names = {tool["function"]["name"] for tool in tools}
         if self._ships_a_parser and tools and not has_final:
@@ -255,11 +260,11 @@ def _find(text: Rendered, opening: str, answer: str, at: int) -> int | None:
 
 def _marks(dialect: Dialect) -> str:
     """All that a dialect writes around calls and thoughts."""
-    thought = dialect.thought("</think>", "") or Thought()
+    thought = dialect.thought("</think>", "") or ReasoningFormat()
     return dialect.form.marks + thought.opener + thought.end + thought.gap
 
 
-def _with_ids(dialect: Dialect, tokenizer: Any) -> CallForm:
+def _with_ids(dialect: Dialect, tokenizer: Any) -> ToolCallFormat:
     """A form with the ids of those of its marks that are special tokens of a tokenizer."""
     written = _marks(dialect)
     known = {str(token): token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}

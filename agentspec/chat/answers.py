@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 
-from agentspec.calls import CallForm, Thought
 from agentspec.chat.pieces import Parser, Piece, ToolCall, Trimmed, end_of_value
 from agentspec.chat.spelled import read_spelled
-from agentspec.detokenizer import overlap
-from agentspec.openers import Opened, find_opener
+from agentspec.grammars.call_openers import Opened, find_opener
+from agentspec.grammars.tool_calls import ReasoningFormat, ToolCallFormat
+from agentspec.runtime.detokenizer import overlap
 
 __all__ = ["AnswerParser", "Parser", "Piece", "ToolCall"]
 
 
 class AnswerParser:
-    """Reads answers in the forms that ``agentspec.calls`` writes.
+    """Reads answers in the forms that ``agentspec.grammars.tool_calls`` writes.
 
     Args:
         form: of calls; None where no tools are offered.
@@ -26,9 +26,9 @@ class AnswerParser:
 
     def __init__(
         self,
-        form: CallForm | None,
+        form: ToolCallFormat | None,
         *,
-        thought: Thought | None = None,
+        thought: ReasoningFormat | None = None,
         begins_with_call: bool = False,
         names: Collection[str] | None = None,
     ) -> None:
@@ -137,7 +137,7 @@ class AnswerParser:
         held = 0 if is_over else max(overlap(rest, after + opener), overlap(rest, opener))
         return Piece(self._take(len(self._text) - held))
 
-    def _read_beginning(self, form: CallForm, is_over: bool) -> None:
+    def _read_beginning(self, form: ToolCallFormat, is_over: bool) -> None:
         """Text that is a call from its beginning or not at all."""
         rest = self._text[self._at :]
         if rest.startswith(form.opener):
@@ -178,7 +178,7 @@ class AnswerParser:
         return calls
 
 
-def _read_call(form: CallForm, text: str, begin: int, at: int) -> tuple[ToolCall, int]:
+def _read_call(form: ToolCallFormat, text: str, begin: int, at: int) -> tuple[ToolCall, int]:
     """The call that begins at ``begin``, its ``before_arguments`` at ``at``; and where the next may begin."""
     head = form.head_pattern.match(text, at)
     groups = head.groupdict() if head else {}

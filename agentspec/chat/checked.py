@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentspec.chat.pieces import Parser, Piece, ToolCall
-from agentspec.constraints import expressible_parameters, inexpressible_parts
 from agentspec.errors import GrammarError
-from agentspec.schema_tools import checked as without_nulls
-from agentspec.schema_tools import to_json
-from agentspec.validation import unresolvable, validator, without_unresolvable
+from agentspec.grammars import expressible_parameters, inexpressible_parts
+from agentspec.grammars.schema_tools import checked as without_nulls
+from agentspec.grammars.schema_tools import to_json
+from agentspec.grammars.schema_tools.validator import unresolvable, validator, without_unresolvable
 
 
 @dataclass(frozen=True)

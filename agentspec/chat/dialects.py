@@ -9,21 +9,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentspec.calls import HERMES, CallForm, Thought
 from agentspec.chat.answers import AnswerParser
 from agentspec.chat.harmony import HarmonyParser, harmony_messages, harmony_thought
 from agentspec.chat.pieces import Message, Parser
 from agentspec.errors import InvalidRequestError, shown
-from agentspec.harmony import HARMONY
-from agentspec.schema_tools import to_json
+from agentspec.grammars.harmony import HARMONY
+from agentspec.grammars.schema_tools import to_json
+from agentspec.grammars.tool_calls import HERMES, ReasoningFormat, ToolCallFormat
 
 
-def as_they_are(messages: Sequence[Message], tools: Sequence[dict[str, Any]], form: CallForm) -> list[Message]:
+def as_they_are(messages: Sequence[Message], tools: Sequence[dict[str, Any]], form: ToolCallFormat) -> list[Message]:
     """Return the messages for a template that takes them as they are."""
     return list(messages)
 
 
-def thought_of(chat_template: str, prompt_end: str) -> Thought | None:
+def thought_of(chat_template: str, prompt_end: str) -> ReasoningFormat | None:
     """How the answer to a prompt begins: a thought that the prompt has opened, one that may come, or none.
 
     Args:
@@ -32,7 +32,7 @@ def thought_of(chat_template: str, prompt_end: str) -> Thought | None:
     """
     if "</think>" not in chat_template or prompt_end.rstrip().endswith("</think>"):
         return None
-    return Thought(opener="") if prompt_end.rstrip().endswith("<think>") else Thought()
+    return ReasoningFormat(opener="") if prompt_end.rstrip().endswith("<think>") else ReasoningFormat()
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,10 @@ class Dialect:
     """
 
     name: str
-    form: CallForm
+    form: ToolCallFormat
     marks: tuple[str, ...]
-    arrange: Callable[[Sequence[Message], Sequence[dict[str, Any]], CallForm], list[Message]] = as_they_are
-    thought: Callable[[str, str], Thought | None] = thought_of
+    arrange: Callable[[Sequence[Message], Sequence[dict[str, Any]], ToolCallFormat], list[Message]] = as_they_are
+    thought: Callable[[str, str], ReasoningFormat | None] = thought_of
     parser: Callable[..., Parser] = AnswerParser
     ends: tuple[str, ...] = ()
 
@@ -63,7 +63,7 @@ class Dialect:
         return self.arrange(messages, tools, self.form)
 
 
-def with_short_ids(messages: Sequence[Message], tools: Sequence[dict[str, Any]], form: CallForm) -> list[Message]:
+def with_short_ids(messages: Sequence[Message], tools: Sequence[dict[str, Any]], form: ToolCallFormat) -> list[Message]:
     """Return the messages for a template that demands ids of nine letters or digits."""
     return [_with_short_ids(message) for message in messages]
 
@@ -82,7 +82,7 @@ For each function call, return a json object with function name and arguments wi
 
 
 def plain_messages(
-    messages: Sequence[Message], tools: Sequence[dict[str, Any]], form: CallForm = HERMES
+    messages: Sequence[Message], tools: Sequence[dict[str, Any]], form: ToolCallFormat = HERMES
 ) -> list[Message]:
     """Messages for a template that knows only roles and contents; results of parallel calls share a turn."""
     plain: list[Message] = []
@@ -101,7 +101,7 @@ def plain_messages(
     return [{"role": "system", "content": text}, *plain]
 
 
-def _written(message: Message, form: CallForm) -> str:
+def _written(message: Message, form: ToolCallFormat) -> str:
     """A message's text with its calls, exactly as the model wrote them."""
     content = str(message["content"])
     functions = [call["function"] for call in message.get("tool_calls") or ()]
@@ -136,18 +136,18 @@ DIALECTS = {
         # of 2025 write [TOOL_CALLS]name[ARGS]{...} per call, some with [CALL_ID] between.
         Dialect(
             "mistral-call-id",
-            CallForm("[TOOL_CALLS]", "{raw_name}[CALL_ID]{id}[ARGS]", "", between="[TOOL_CALLS]", after_text=""),
+            ToolCallFormat("[TOOL_CALLS]", "{raw_name}[CALL_ID]{id}[ARGS]", "", between="[TOOL_CALLS]", after_text=""),
             ("[TOOL_CALLS]", "[CALL_ID]"),
             arrange=with_short_ids,
         ),
         Dialect(
             "mistral-args",
-            CallForm("[TOOL_CALLS]", "{raw_name}[ARGS]", "", between="[TOOL_CALLS]", after_text=""),
+            ToolCallFormat("[TOOL_CALLS]", "{raw_name}[ARGS]", "", between="[TOOL_CALLS]", after_text=""),
             ("[TOOL_CALLS]", "[ARGS]"),
         ),
         Dialect(
             "mistral",
-            CallForm(
+            ToolCallFormat(
                 "[TOOL_CALLS] [",
                 '{{"name": {name}, "arguments": ',
                 ', "id": "{id}"}}',
@@ -160,7 +160,7 @@ DIALECTS = {
         ),
         Dialect(
             "mistral-nemo",
-            CallForm(
+            ToolCallFormat(
                 "[TOOL_CALLS][",
                 '{{"name": {name}, "arguments": ',
                 ', "id": "{id}"}}',
@@ -176,7 +176,7 @@ DIALECTS = {
         # Llama 3.1 to 3.3: {"name": ..., "parameters": ...}, one call, and nothing else in the answer.
         Dialect(
             "llama3",
-            CallForm(
+            ToolCallFormat(
                 '{"name": ',
                 '{name}, "parameters": ',
                 "}}",

@@ -12,11 +12,11 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from agentspec.calls import Thought
-from agentspec.threads import lock_of
-from agentspec.tokens import well_formed
+from agentspec.grammars.tool_calls import ReasoningFormat
+from agentspec.runtime.threads import lock_of
+from agentspec.runtime.tokens import well_formed
 
-THOUGHT_MARKS = frozenset((Thought().opener, Thought().end))
+THOUGHT_MARKS = frozenset((ReasoningFormat().opener, ReasoningFormat().end))
 """Chat templates look for these in what an assistant said, so they keep their meaning there."""
 
 

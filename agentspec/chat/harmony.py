@@ -1,4 +1,4 @@
-"""Chats in harmony (``agentspec.harmony``): messages as the templates of gpt-oss take them, answers taken apart."""
+"""Render and parse chats in harmony (``agentspec.grammars.harmony``), the format of gpt-oss."""
 
 from __future__ import annotations
 
@@ -7,22 +7,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from agentspec.calls import CallForm, Thought
 from agentspec.chat.pieces import Message, Piece, ToolCall, end_of_value
-from agentspec.detokenizer import overlap
-from agentspec.harmony import CHANNEL, END, MESSAGE, START, THOUGHT
+from agentspec.grammars.harmony import CHANNEL, END, MESSAGE, START, THOUGHT
+from agentspec.grammars.tool_calls import ReasoningFormat, ToolCallFormat
+from agentspec.runtime.detokenizer import overlap
 
 _BOUNDARY = END + START
 _HEADERS = (CHANNEL, " to=", MESSAGE)
 """What an answer in harmony begins with."""
 
 
-def harmony_thought(chat_template: str, prompt_end: str) -> Thought:
+def harmony_thought(chat_template: str, prompt_end: str) -> ReasoningFormat:
     """Return how an answer thinks: in a channel, which the prompt may have opened."""
     return replace(THOUGHT, opener="") if prompt_end.endswith(THOUGHT.opener) else THOUGHT
 
 
-def harmony_messages(messages: Sequence[Message], tools: Sequence[dict[str, Any]], form: CallForm) -> list[Message]:
+def harmony_messages(
+    messages: Sequence[Message], tools: Sequence[dict[str, Any]], form: ToolCallFormat
+) -> list[Message]:
     """Return the messages for a template that takes thoughts as ``thinking``, and one call of a message.
 
     Such a template has one text beside a call, which it renders as a thought: a preamble goes there too. Of several
@@ -75,9 +77,9 @@ class HarmonyParser:
 
     def __init__(
         self,
-        form: CallForm | None = None,
+        form: ToolCallFormat | None = None,
         *,
-        thought: Thought | None = None,
+        thought: ReasoningFormat | None = None,
         begins_with_call: bool = False,
         names: Any = None,
     ) -> None:

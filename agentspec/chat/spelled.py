@@ -1,4 +1,4 @@
-"""Tool calls read in other spellings than the form's (``agentspec.openers``)."""
+"""Tool calls read in other spellings than the form's (``agentspec.grammars.call_openers``)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 from agentspec.chat.pieces import ToolCall, end_of_value
-from agentspec.openers import BLANKS, Opened, skip_blanks
+from agentspec.grammars.call_openers import BLANKS, Opened, skip_blanks
 
 
 def read_spelled(text: str, opened: Opened, key: str) -> list[ToolCall]:

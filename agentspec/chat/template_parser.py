@@ -7,7 +7,7 @@ from typing import Any
 
 from agentspec.chat.answers import AnswerParser
 from agentspec.chat.pieces import Piece, ToolCall, Trimmed
-from agentspec.schema_tools import to_json
+from agentspec.grammars.schema_tools import to_json
 
 REASONING = ("reasoning_content", "reasoning", "thinking")
 """Names under which response templates keep thoughts."""

@@ -5,7 +5,7 @@
    confidence, not because the target would forbid it. (A token that is a function of its context may be left out:
    leaving it out is a function of the context too.)
 3. The drafter of position i is chosen from the context, drafted prefix included, never from what it drew.
-4. What is legal is asked of the round's ``Walk``; the target asks it too.
+4. What is legal is asked of the round's ``GrammarCursor``; the target asks it too.
 
 A drafter that keeps it may propose anything, at any cost to speed alone.
 """
@@ -20,10 +20,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from agentspec.constraints import Walk
-from agentspec.device import upload
+from agentspec.batch import Batch
+from agentspec.grammars import GrammarCursor
 from agentspec.models import LanguageModel
-from agentspec.sequence import Batch
+from agentspec.runtime.device import upload
 
 
 class Draft:
@@ -177,10 +177,10 @@ class Drafter(ABC):
     name: str
 
     @abstractmethod
-    def propose(self, batch: Batch, gamma: Sequence[int], walk: Walk) -> Draft:
-        """Draft at most ``gamma[b]`` tokens for row b, behind where ``walk`` stands.
+    def propose(self, batch: Batch, gamma: Sequence[int], cursor: GrammarCursor) -> Draft:
+        """Draft at most ``gamma[b]`` tokens for row b, behind where ``cursor`` stands.
 
-        Reads contexts from the walk, asks it what is legal, and walks over what it drafts.
+        Reads contexts from the cursor, asks it what is legal, and walks over what it drafts.
         """
 
     def prefill(self, contexts: Sequence[list[int]]) -> None:
@@ -197,7 +197,7 @@ class NoDrafter(Drafter):
 
     name = "none"
 
-    def propose(self, batch: Batch, gamma: Sequence[int], walk: Walk) -> Draft:
+    def propose(self, batch: Batch, gamma: Sequence[int], cursor: GrammarCursor) -> Draft:
         """An empty draft."""
         nothing: list[list[int]] = [[] for _ in range(len(batch))]
         return Draft.of_spans(nothing, batch.device)

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from agentspec.constraints import Walk
+from agentspec.batch import Batch
 from agentspec.drafters import Draft, Drafter, Gamma
+from agentspec.grammars import GrammarCursor
 from agentspec.models import LanguageModel
-from agentspec.sequence import Batch
 from agentspec.stats import FORCED
 
 
@@ -32,14 +32,14 @@ class Cascade(Drafter):
         self.drafters = tuple(drafters)
         self.max_forced = max_forced
 
-    def propose(self, batch: Batch, gamma: Sequence[int], walk: Walk) -> Draft:
+    def propose(self, batch: Batch, gamma: Sequence[int], cursor: GrammarCursor) -> Draft:
         """Mixed blocks: forced tokens, a look-up span, model tokens, forced ones again."""
-        walk.reserve_forced()
+        cursor.reserve_forced()
         rows = [_Row(s.remaining - 1 if most else 0, most) for s, most in zip(batch.sequences, gamma, strict=True)]
         while True:
             for b, row in enumerate(rows):
-                self._force(b, row, walk)
-            if not any(self._ask(drafter, batch, rows, gamma, walk) for drafter in self.drafters):
+                self._force(b, row, cursor)
+            if not any(self._ask(drafter, batch, rows, gamma, cursor) for drafter in self.drafters):
                 break
         return _assemble(rows, batch)
 
@@ -52,21 +52,23 @@ class Cascade(Drafter):
         """Those of all drafters."""
         return {name: model for drafter in self.drafters for name, model in drafter.models().items()}
 
-    def _force(self, b: int, row: _Row, walk: Walk) -> None:
-        while row.room and row.forced < self.max_forced and (token := walk.forced(b)) is not None:
+    def _force(self, b: int, row: _Row, cursor: GrammarCursor) -> None:
+        while row.room and row.forced < self.max_forced and (token := cursor.forced(b)) is not None:
             row.add(token, FORCED, 0, None)
-            walk.advance(b, token)
+            cursor.consume(b, token)
 
-    def _ask(self, drafter: Drafter, batch: Batch, rows: list[_Row], most: Sequence[int], walk: Walk) -> bool:
+    def _ask(
+        self, drafter: Drafter, batch: Batch, rows: list[_Row], most: Sequence[int], cursor: GrammarCursor
+    ) -> bool:
         """Let a drafter propose where a choice is left; whether it said anything."""
         if isinstance(most, Gamma):
             most = most.of(drafter.name)
         gamma = [
-            row.left(drafter, n) if walk.is_open(b) else 0 for b, (row, n) in enumerate(zip(rows, most, strict=True))
+            row.left(drafter, n) if cursor.is_open(b) else 0 for b, (row, n) in enumerate(zip(rows, most, strict=True))
         ]
         if not any(n > 0 for n in gamma):
             return False
-        draft = drafter.propose(batch, gamma, walk)
+        draft = drafter.propose(batch, gamma, cursor)
         names, evidence = draft.sources_or(drafter.name), draft.evidence_or_zero()
         for b, span in enumerate(draft.spans):
             for k, token in enumerate(span):

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from agentspec.constraints import Walk
-from agentspec.device import vector
-from agentspec.dice import Role
+from agentspec.batch import Batch
 from agentspec.drafters import Draft, Drafter
+from agentspec.grammars import GrammarCursor
 from agentspec.models import CachingModel, LanguageModel, SelectiveModel, max_context
+from agentspec.rng import Role
+from agentspec.runtime.device import vector
 from agentspec.sampling import warp
-from agentspec.sequence import Batch
 
 
 class ModelDrafter(Drafter):
@@ -37,22 +37,24 @@ class ModelDrafter(Drafter):
         self._masked = masked
         self._limit = max_context(model) or math.inf
 
-    def propose(self, batch: Batch, gamma: Sequence[int], walk: Walk) -> Draft:
+    def propose(self, batch: Batch, gamma: Sequence[int], cursor: GrammarCursor) -> Draft:
         """``gamma[b]`` tokens from q; fewer where an end token was drawn."""
         spans: list[list[int]] = [[] for _ in range(len(batch))]
         q: Tensor | None = None
         for k in range(max(gamma)):
-            rows = [b for b in range(len(batch)) if k < gamma[b] and walk.is_open(b)]
-            rows = [b for b in rows if len(spans[b]) == k and self._can_read(walk.context(b), walk.vocab_size)]
+            rows = [b for b in range(len(batch)) if k < gamma[b] and cursor.is_open(b)]
+            rows = [b for b in rows if len(spans[b]) == k and self._can_read(cursor.context(b), cursor.vocab_size)]
             if not rows:
                 break
-            logits = self.model.next_logits([walk.context(b) for b in rows], [1] * len(rows))[..., : walk.vocab_size]
-            logits = pad(logits, (0, walk.vocab_size - logits.shape[-1]), value=-math.inf)
+            logits = self.model.next_logits([cursor.context(b) for b in rows], [1] * len(rows))[
+                ..., : cursor.vocab_size
+            ]
+            logits = pad(logits, (0, cursor.vocab_size - logits.shape[-1]), value=-math.inf)
             params = [batch.params[b] for b in rows]
-            masks = walk.stack(rows) if self._masked else None
-            law = warp(logits, params, masks, [walk.prefix(b) for b in rows])[:, 0]  # [R, V]
-            at = vector([walk.drafted(b) for b in rows], law, torch.long)
-            tokens = batch.dice.select(rows).draw(law, Role.DRAFT, at)
+            masks = cursor.stack(rows) if self._masked else None
+            law = warp(logits, params, masks, [batch.prefix(b, cursor.tokens(b)) for b in rows])[:, 0]  # [R, V]
+            at = vector([cursor.drafted(b) for b in rows], law, torch.long)
+            tokens = batch.rng.select(rows).draw(law, Role.DRAFT, at)
             if q is None:
                 q = law.new_zeros(len(batch), max(gamma), law.shape[-1])
             q[vector(rows, law, torch.long), k] = law
@@ -60,7 +62,7 @@ class ModelDrafter(Drafter):
             for b, (token, is_over) in zip(rows, told, strict=True):
                 if not is_over:  # where nothing is legal, nothing can be drawn
                     spans[b].append(token)
-                    walk.advance(b, token)
+                    cursor.consume(b, token)
         width = max(map(len, spans))
         return Draft.of_spans(spans, batch.device, None if q is None else q[:, :width])
 

@@ -15,7 +15,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedC
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from agentspec.errors import ModelLoadError
-from agentspec.kernels import BLOCK, kernels
+from agentspec.models.backends.native import BLOCK, kernels
 from agentspec.models.config_fields import is_length, wrong_value
 from agentspec.models.packing import has_linear_kernels, multiply
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from agentspec.errors import ContextOverflowError, InvalidRequestError, ModelLoadError, expect_option
-from agentspec.kernels import COMPILE_OPTIONS, Compile
+from agentspec.errors import ContextOverflowError, InvalidRequestError, ModelLoadError, check_option
+from agentspec.models.backends.native import COMPILE_OPTIONS, Compile
 from agentspec.models.config_fields import end_token_ids, log_unscored_ends, longest_context
 from agentspec.models.forward import SHORT_FEED, Feed, Forward
 from agentspec.models.fusion import fused_modules
@@ -20,11 +20,11 @@ from agentspec.models.graphs import recorder_for
 from agentspec.models.kv_cache import RaggedKV
 from agentspec.models.kv_memory import default_budget
 from agentspec.models.loading import forward_keywords, load_module, parse_dtype, usable_device
+from agentspec.models.logits import Scored, Told
 from agentspec.models.packing import compiled_by, layouts
 from agentspec.models.probe import Probe
-from agentspec.models.scored import Scored, Told
 from agentspec.models.tuning import tune
-from agentspec.threads import apart, exclusive
+from agentspec.runtime.threads import apart, exclusive
 
 _alone = exclusive("model")  # whatever objects are made around it
 
@@ -104,9 +104,9 @@ class CausalLM:
         Raises ``ModelLoadError`` when there is no such model or device, weights are missing, cut off, pickled, or
         left over, config.json holds a value that is none, an option has another value, or the model is refused.
         """
-        expect_option("fuse", fuse, (True, False))
-        expect_option("pack", pack, (None, True, False))
-        expect_option("compile", compile, COMPILE_OPTIONS)
+        check_option("fuse", fuse, (True, False))
+        check_option("pack", pack, (None, True, False))
+        check_option("compile", compile, COMPILE_OPTIONS)
         target = usable_device(device)
         model = load_module(
             os.fspath(name_or_path),

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import SiLUActivation
 
-from agentspec.kernels import BLOCK, Sizes, kernels
 from agentspec.models.attention import compiled_sdpa
+from agentspec.models.backends.native import BLOCK, Sizes, kernels
 from agentspec.models.kv_cache import RaggedKV
 from agentspec.models.packing import PanelLinear
 from agentspec.models.panels import FORMATS

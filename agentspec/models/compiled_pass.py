@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from agentspec.kernels import kernels
+from agentspec.models.backends.native import kernels
 from agentspec.models.compiled import Layer
 from agentspec.models.config_fields import longest_context
 from agentspec.models.direct import Direct
 from agentspec.models.fusion import is_untouched
 from agentspec.models.kv_cache import RaggedKV
+from agentspec.models.logits import Scored
 from agentspec.models.packing import PanelLinear
 from agentspec.models.panels import FORMATS
-from agentspec.models.scored import Scored
-from agentspec.tokens import NO_TOKEN
+from agentspec.runtime.tokens import NO_TOKEN
 
 if TYPE_CHECKING:
     from agentspec.models.forward import Feed

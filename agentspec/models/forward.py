@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from agentspec.device import upload
 from agentspec.models.attention import LONG, LayerMasks
 from agentspec.models.compiled_pass import CompiledPass
 from agentspec.models.direct import direct
 from agentspec.models.graphs import Graphs, Recorder, round_live, round_width
 from agentspec.models.kv_cache import Block, RaggedKV
-from agentspec.models.scored import Scored
+from agentspec.models.logits import Scored
+from agentspec.runtime.device import upload
 
 SHORT_FEED = 32
 """Tokens up to which the feeds of several rows go padded through one forward; longer ones run row by row."""

@@ -310,10 +310,10 @@ def record_calls(model: PreTrainedModel, names: Iterable[str]) -> dict[str, list
         calls[name].append(Call(arguments, options, result))
 
     hooks = [model.get_submodule(name).register_forward_hook(partial(note, name), with_kwargs=True) for name in calls]
-    dice = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     embeddings: Any = model.get_input_embeddings()
     length = min(_SAMPLE, longest_context(model))
-    ids = torch.randint(embeddings.weight.shape[0], (1, length), generator=dice).to(model.device)
+    ids = torch.randint(embeddings.weight.shape[0], (1, length), generator=rng).to(model.device)
     try:
         for start in (0, longest_context(model) - length):
             positions = torch.arange(start, start + length, device=model.device)

@@ -16,9 +16,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from agentspec.device import CAPTURING, pinned, upload, wait_for
-from agentspec.errors import expect_option
-from agentspec.kernels import COMPILE_OPTIONS, Compile
+from agentspec.errors import check_option
+from agentspec.models.backends.native import COMPILE_OPTIONS, Compile
+from agentspec.runtime.device import CAPTURING, pinned, upload, wait_for
 
 MOST_GRAPHS = 64
 """Graphs that are kept; one more, and all are captured anew."""
@@ -192,7 +192,7 @@ def recorder_for(compile: Compile, device: torch.device, is_compiled: bool = Fal
     Raises:
         ModelLoadError: for another value.
     """
-    expect_option("compile", compile, COMPILE_OPTIONS)
+    check_option("compile", compile, COMPILE_OPTIONS)
     if device.type == "cuda":
         return CudaRecorder(device) if compile else None
     if compile is True and not is_compiled:

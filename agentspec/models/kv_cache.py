@@ -18,7 +18,7 @@ from transformers.cache_utils import Cache
 
 from agentspec.errors import InvalidRequestError
 from agentspec.models.kv_memory import Memory, zeros
-from agentspec.tokens import common_prefix
+from agentspec.runtime.tokens import common_prefix
 
 SHORT_TAIL = 64
 """Tokens that may be thrown away to continue a row in place; a longer tail is kept, and its prefix copied."""

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from agentspec.errors import ModelLoadError
-from agentspec.kernels import kernels
 from agentspec.models import panels
+from agentspec.models.backends.native import kernels
 
 _WIDTH_HINT = 8  # tokens; the layout that is chosen for it is as good for others
 _TOLERANCE = 1e-4  # of the largest output

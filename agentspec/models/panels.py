@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from agentspec.kernels import BLOCK, kernels
+from agentspec.models.backends.native import BLOCK, kernels
 
 _SLAB = 1 << 20  # weights that are looked at together
 

@@ -74,8 +74,8 @@ class Probe:
         The reference runs with the module's own masks and eager attention (of a fused module, which was compared with
         that as it was made, with its own). Windows are narrowed meanwhile, so that a few tokens reach beyond them.
         """
-        dice = torch.Generator().manual_seed(0)
-        left, right = torch.randint(self.forward.vocab_size, (2, length), generator=dice).tolist()
+        rng = torch.Generator().manual_seed(0)
+        left, right = torch.randint(self.forward.vocab_size, (2, length), generator=rng).tolist()
         with narrow_window(self.model, _WINDOW):
             self.forward.read_masks(masks)
             attention = preferred_attention(self.model)

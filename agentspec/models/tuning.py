@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from transformers import PreTrainedModel
 
-from agentspec.kernels import Compile, compiles
 from agentspec.models.attention import compile_attention
+from agentspec.models.backends.native import Compile, compiles
 from agentspec.models.fusion import fuse_modules
 from agentspec.models.packing import pack_linears, packs
 from agentspec.models.stack import stack_layers

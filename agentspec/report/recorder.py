@@ -9,7 +9,7 @@ from typing import Any
 
 from agentspec.report.fold import Call, Kind, fold
 from agentspec.report.schema import RunRecord
-from agentspec.threads import lock_of
+from agentspec.runtime.threads import lock_of
 
 
 class Recorder:

@@ -112,7 +112,7 @@ class AgentRun:
 
     def print(self) -> None:
         """Show the run on the terminal."""
-        from agentspec.report.terminal import show  # rich is slow to import
+        from agentspec.report.views.terminal import show  # rich is slow to import
 
         show(self.record)
 
@@ -122,7 +122,7 @@ class AgentRun:
         Raises:
             OSError: for a path that cannot be written.
         """
-        from agentspec.report.html import write
+        from agentspec.report.views.html import write
 
         write(self.record, Path(path))
 
@@ -132,7 +132,7 @@ class AgentRun:
         Raises:
             OSError: for a path that cannot be written.
         """
-        from agentspec.report.trace import write
+        from agentspec.report.views.trace import write
 
         write(self.record, Path(path))
 
@@ -144,13 +144,13 @@ class AgentRun:
         Raises:
             ModuleNotFoundError: without the package ``opentelemetry-api``.
         """
-        from agentspec.report.otel import tell
+        from agentspec.report.views.otel import tell
 
         tell(self.record, tracer)
 
     def _repr_html_(self) -> str:
         """The run as a notebook shows it."""
-        from agentspec.report.html import fragment
+        from agentspec.report.views.html import fragment
 
         return fragment(self.record)
 

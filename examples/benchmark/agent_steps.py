@@ -24,9 +24,9 @@ from generate_peer import constrained
 from transformers import AutoModelForCausalLM
 
 from agentspec import LocalEngine, Request, embedded
-from agentspec.constraints import compiler
-from agentspec.pairs import PairSpec, load_engine
-from agentspec.threads import apart
+from agentspec.engine.registry import PairSpec, load_engine
+from agentspec.grammars import compiler
+from agentspec.runtime.threads import apart
 
 Decode = Callable[[Request], list[int]]
 System = Callable[[list[Request]], AbstractContextManager[Decode]]

@@ -43,7 +43,7 @@ from agentspec import (
     embedded,
 )
 from agentspec.chat import ChatFormat
-from agentspec.constraints import Walk
+from agentspec.grammars import GrammarCursor
 from langchain_agentspec import ChatAgentSpec
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
@@ -109,7 +109,7 @@ def replay(
     sequence = Sequence(prompt, SamplingParams(max_tokens=len(output)), seed=0)
     while sequence.finish_reason is None:
         batch = Batch([sequence])
-        draft = drafter.propose(batch, [min(gamma, sequence.remaining - 1)], Walk(batch, VOCABULARY))
+        draft = drafter.propose(batch, [min(gamma, sequence.remaining - 1)], GrammarCursor(batch.sequences, VOCABULARY))
         [span], [evidence] = draft.spans, draft.evidence_or_zero()
         rest = output[sequence.length :]
         agree = next((k for k, (a, b) in enumerate(zip(span, rest, strict=False)) if a != b), len(span))
@@ -169,7 +169,7 @@ def proposal_times(
     times = []
     for token in ids[length : length + proposals]:
         batch = Batch([sequence])
-        walk = Walk(batch, VOCABULARY)
+        walk = GrammarCursor(batch.sequences, VOCABULARY)
         started = time.perf_counter()
         drafter.propose(batch, [gamma], walk)
         times.append(time.perf_counter() - started)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
-from agentspec.constraints import Matcher
+from agentspec.grammars import Matcher
 
 
 class Follower:
@@ -26,10 +26,10 @@ class Follower:
         pairs = enumerate(zip(self._taken, emitted, strict=False))
         known = next((i for i, (a, b) in pairs if a != b), min(len(self._taken), len(emitted)))
         if known < len(self._taken):
-            self._matcher.rewind(len(self._taken) - known)
+            self._matcher.rollback(len(self._taken) - known)
             del self._taken[known:]
         for token in emitted[known:]:
-            if not self._matcher.advance(token):
+            if not self._matcher.accept_token(token):
                 break
             self._taken.append(token)
         return self._matcher
@@ -43,7 +43,7 @@ class Masks(LogitsProcessor):  # type: ignore[misc]
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         matcher = self._follower.follow(input_ids)
-        allowed = matcher.allowed().but([self._end_token], legal=matcher.is_complete())
+        allowed = matcher.token_mask().with_tokens([self._end_token], legal=matcher.is_accepting())
         return scores.masked_fill(~allowed.tensor(), -torch.inf)
 
 

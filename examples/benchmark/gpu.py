@@ -47,7 +47,7 @@ try:
 
     from agentspec import ModelDrafter
     from agentspec import SpeculativeDecoder as Decoder
-    from agentspec.models.cost import PassCost, measure
+    from agentspec.models.pass_cost import PassCost, measure
 except ModuleNotFoundError as missing:
     sys.exit(
         f"This script needs torch, transformers>=5.17 and numpy, and the repository around it ({ROOT.name}/agentspec); "

@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 from agentspec import LocalEngine
-from agentspec.pairs import PairSpec, load_engine
+from agentspec.engine.registry import PairSpec, load_engine
 from langchain_agentspec import ChatAgentSpec
 
 

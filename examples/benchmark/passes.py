@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from agentspec import CausalLM, embedded
 from agentspec.models.loading import forward_keywords
-from agentspec.threads import apart
+from agentspec.runtime.threads import apart
 
 WIDTHS = (1, 2, 3, 4, 5, 8, 16)
 
@@ -67,8 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, dict[int, float]]:
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--compiled", action="store_true", help="also with torch.compile, which takes minutes")
     options = parser.parse_args(arguments)
-    dice = torch.Generator().manual_seed(0)
-    context = torch.randint(100, 40_000, (options.context,), generator=dice).tolist()
+    rng = torch.Generator().manual_seed(0)
+    context = torch.randint(100, 40_000, (options.context,), generator=rng).tolist()
     ways: dict[str, Pass] = {
         "transformers": plain_transformers(context),
         "neither fused nor packed": ours(context, fuse=False, pack=False),
@@ -77,17 +77,17 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, dict[int, float]]:
     }
     if options.compiled:
         ways["torch.compile, frozen"] = ours(context, fuse=False, pack=False, torch_compile=True)
-    return race(ways, dice, options.repeats)
+    return race(ways, rng, options.repeats)
 
 
 @apart
-def race(ways: dict[str, Pass], dice: torch.Generator, repeats: int) -> dict[str, dict[int, float]]:
+def race(ways: dict[str, Pass], rng: torch.Generator, repeats: int) -> dict[str, dict[int, float]]:
     """All ways over the same blocks, in turn, in one thread; prints a line for each."""
     medians: dict[str, dict[int, float]] = {name: {} for name in ways}
     for width in WIDTHS:
         seconds: dict[str, list[float]] = {name: [] for name in ways}
         for repeat in range(repeats + 2):
-            block = torch.randint(100, 40_000, (width,), generator=dice).tolist()
+            block = torch.randint(100, 40_000, (width,), generator=rng).tolist()
             for name, read in ways.items():
                 started = time.perf_counter()
                 read(block)

@@ -49,7 +49,7 @@ from comparison.workers import REMOTES, gguf
 
 from agentspec import LocalEngine
 from agentspec.draft_length import Auto
-from agentspec.pairs import PairSpec, load_engine
+from agentspec.engine.registry import PairSpec, load_engine
 
 OURS, OFF = "agentspec", "agentspec-off"
 SCHEMA = "agentspec.peers/1"

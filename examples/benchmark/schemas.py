@@ -28,10 +28,10 @@ import jsonschema
 
 from agentspec import Grammar, GrammarError, LocalEngine, Request, SamplingParams
 from agentspec.chat import ChatFormat
-from agentspec.constraints import GRAMMAR_ENGINES, GrammarCompiler, GrammarEngine, compiler
-from agentspec.folders import CACHE_VARIABLE
-from agentspec.grammar import to_json
-from agentspec.pairs import PairSpec, load_engine
+from agentspec.engine.registry import PairSpec, load_engine
+from agentspec.grammars import GRAMMAR_ENGINES, GrammarCompiler, GrammarEngine, compiler
+from agentspec.grammars.grammar import to_json
+from agentspec.runtime.paths import CACHE_VARIABLE
 
 
 def in_schema_order(value: Any, schema: Any) -> Any:
@@ -49,7 +49,7 @@ def in_schema_order(value: Any, schema: Any) -> Any:
 def accepts(grammars: GrammarCompiler, grammar: Grammar, tokenizer: Any, text: str) -> bool:
     """Whether a text is a sentence of the grammar."""
     matcher = grammars.matcher(grammar)
-    return all(map(matcher.advance, tokenizer.encode(text, add_special_tokens=False))) and matcher.is_complete()
+    return all(map(matcher.accept_token, tokenizer.encode(text, add_special_tokens=False))) and matcher.is_accepting()
 
 
 def is_valid(value: Any, schema: Any) -> bool:
@@ -119,7 +119,7 @@ def compile_all(grammars: GrammarCompiler, engine: LocalEngine, rows: list[dict[
         grammar = Grammar.json_schema(row["schema"])
         started = time.perf_counter()
         try:
-            grammars.matcher(grammar).allowed()
+            grammars.matcher(grammar).token_mask()
         except GrammarError as error:
             tally.refused[keyword(error)] += 1
             continue

@@ -23,7 +23,7 @@ from langchain_core.messages import HumanMessage
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from agent_loop import PRICES, RATES, convert_dollars, get_price, keep_course, list_items
 
-from agentspec.dice import sample_seed
+from agentspec.rng import sample_seed
 from langchain_agentspec import ChatAgentSpec, SelfConsistency
 
 K = 8

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from agentspec import LocalEngine, Request, SamplingParams
-from agentspec.pairs import PairSpec, load_engine
+from agentspec.engine.registry import PairSpec, load_engine
 
 _SPIN = "import sys, time\nend = time.time() + float(sys.argv[1])\nwhile time.time() < end: pass"
 _MOST_RATIO = 4.0

@@ -10,8 +10,8 @@ from langchain_core.caches import RETURN_VAL_TYPE, BaseCache
 from langchain_core.messages import AIMessage, message_to_dict, messages_from_dict
 from langchain_core.outputs import ChatGeneration, Generation
 
-from agentspec.cache import DiskCache
-from agentspec.folders import root
+from agentspec.runtime.cache import DiskCache
+from agentspec.runtime.paths import root
 
 
 class AgentSpecCache(BaseCache):

@@ -18,8 +18,8 @@ from agentspec import Delta
 from agentspec.report import AgentRun, Recorder
 from agentspec.report.budget import OnOverBudget, check_budget, expect_budget
 from agentspec.report.fold import Kind
-from agentspec.report.live import following
-from langchain_agentspec.events import CountedChunk, answer, began
+from agentspec.report.views.live import following
+from langchain_agentspec.callback_events import CountedChunk, answer, began
 
 _tracker: ContextVar[LatencyHandler | None] = ContextVar("agentspec_latency", default=None)
 

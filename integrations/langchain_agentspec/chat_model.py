@@ -16,10 +16,14 @@ from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
 
 from agentspec import InvalidRequestError
-from agentspec.constraints import GrammarEngine
 from agentspec.errors import cut
+from agentspec.grammars import GrammarEngine
 from langchain_agentspec.callbacks import PROGRESS_S, follower
-from langchain_agentspec.forms import (
+from langchain_agentspec.messages import to_result
+from langchain_agentspec.prepare import BOUND, CHAT, Prepared, prepare, shown
+from langchain_agentspec.samples import current_sample
+from langchain_agentspec.settings import STRICT, ModelSettings, canonical, check_keywords
+from langchain_agentspec.structured_output import (
     answer_parser,
     call_parser,
     chosen_tools,
@@ -28,10 +32,6 @@ from langchain_agentspec.forms import (
     returned,
     structured,
 )
-from langchain_agentspec.messages import to_result
-from langchain_agentspec.request import BOUND, CHAT, Prepared, prepare, shown
-from langchain_agentspec.samples import current_sample
-from langchain_agentspec.settings import STRICT, ModelSettings, canonical, check_keywords
 from langchain_agentspec.tools import described, json_schema_of, told_schema, tool_of
 
 

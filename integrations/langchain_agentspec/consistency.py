@@ -20,8 +20,8 @@ from langchain_core.runnables.config import merge_configs
 from pydantic import BaseModel
 
 from agentspec import InvalidRequestError
-from agentspec.consistency import Ballot, Stop, canonical, is_decided, tally, winner
 from agentspec.errors import NoAnswerError, shown
+from agentspec.voting import Ballot, Stop, canonical, is_decided, tally, winner
 from langchain_agentspec.samples import Sample, within
 
 Aggregate = Literal["majority", "weighted"] | Callable[[list[Any]], Any]
@@ -95,7 +95,7 @@ class SelfConsistency(Runnable[Any, Any]):
             else the text. Where it raises or gives None, the sample has no vote.
         aggregate: ``"majority"``; ``"weighted"`` by the mean probability of a sample's tokens; or a function of all
             answers.
-        stop: when to leave out samples that are on their way, see ``agentspec.consistency.is_decided``.
+        stop: when to leave out samples that are on their way, see ``agentspec.voting.is_decided``.
         threshold, min_samples: of ``stop``.
         tie: between equals, ``"first"`` or the highest ``"logprob"``.
         seed: of all samples; None for the model's own.

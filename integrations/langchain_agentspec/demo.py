@@ -19,7 +19,7 @@ from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.tools import tool
 
 from agentspec.report import AgentRun
-from agentspec.visible import visible
+from agentspec.runtime.visible import visible
 from langchain_agentspec.callbacks import track_latency
 from langchain_agentspec.chat_model import ChatAgentSpec
 

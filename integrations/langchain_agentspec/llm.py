@@ -14,10 +14,10 @@ from langchain_core.language_models.llms import BaseLLM
 from langchain_core.outputs import Generation, GenerationChunk, LLMResult
 
 from agentspec import Delta, Grammar, InvalidRequestError, LocalEngine, Request
-from agentspec.tokens import well_formed
+from agentspec.runtime.tokens import well_formed
 from langchain_agentspec.callbacks import PROGRESS_S
-from langchain_agentspec.forms import core_errors
 from langchain_agentspec.settings import SHARED, STRICT, ModelSettings, canonical, check_keywords, decoding, sampling
+from langchain_agentspec.structured_output import core_errors
 
 
 class AgentSpecLLM(ModelSettings, BaseLLM):

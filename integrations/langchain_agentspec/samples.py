@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from agentspec import InvalidRequestError
-from agentspec.dice import sample_seed
+from agentspec.rng import sample_seed
 
 T = TypeVar("T")
 

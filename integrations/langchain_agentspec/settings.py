@@ -19,10 +19,10 @@ from pydantic import (
 )
 
 from agentspec import InvalidRequestError, LocalEngine, SamplingParams
+from agentspec.engine.registry import EMBEDDED, PairSpec, shared_engine
 from agentspec.errors import shown
-from agentspec.kernels import Compile
-from agentspec.pairs import EMBEDDED, PairSpec, shared_engine
-from agentspec.tokens import well_formed
+from agentspec.models.backends.native import Compile
+from agentspec.runtime.tokens import well_formed
 
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias")
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "logprobs", *PENALTIES)

@@ -15,10 +15,10 @@ from langchain_core.utils.pydantic import is_basemodel_subclass
 
 from agentspec import InvalidRequestError
 from agentspec.errors import GrammarError, shown
-from agentspec.grammar import schema_of
-from agentspec.schema_tools import to_json
-from agentspec.schema_tools.positions import DEFINITIONS
-from agentspec.tokens import well_formed
+from agentspec.grammars.grammar import schema_of
+from agentspec.grammars.schema_tools import to_json
+from agentspec.grammars.schema_tools.positions import DEFINITIONS
+from agentspec.runtime.tokens import well_formed
 
 Schema = dict[str, Any]
 

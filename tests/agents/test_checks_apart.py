@@ -10,8 +10,9 @@ import pytest
 from answering import answering, call
 from scripted import END, ScriptedModel, tokenizer
 
-from agentspec import FinishReason, Grammar, LocalEngine, Request, SamplingParams, SpeculativeDecoder, validation
-from agentspec.job import Delta
+from agentspec import FinishReason, Grammar, LocalEngine, Request, SamplingParams, SpeculativeDecoder
+from agentspec.engine import validation
+from agentspec.engine.state import Delta
 from langchain_agentspec import ChatAgentSpec
 
 SCHEMA = {

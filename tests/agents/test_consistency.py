@@ -21,9 +21,9 @@ from scripted import tokenizer
 from torch import Tensor
 
 from agentspec import Cascade, InvalidRequestError, LocalEngine, PromptLookupDrafter, SpeculativeDecoder
-from agentspec.consistency import Ballot, canonical, is_decided, leads, tally, winner
-from agentspec.dice import sample_seed
 from agentspec.errors import NoAnswerError
+from agentspec.rng import sample_seed
+from agentspec.voting import Ballot, canonical, is_decided, leads, tally, winner
 from langchain_agentspec import (
     ChatAgentSpec,
     ConsistencyResult,

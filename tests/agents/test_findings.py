@@ -26,14 +26,14 @@ from agentspec import (
     SamplingParams,
     SpeculativeDecoder,
 )
-from agentspec.calls import Thought
 from agentspec.chat import AnswerParser, ChatFormat
 from agentspec.chat.dialects import DIALECTS, detect
-from agentspec.constraints import compiler
-from agentspec.schema_tools import closed
+from agentspec.grammars import compiler
+from agentspec.grammars.schema_tools import closed
+from agentspec.grammars.tool_calls import ReasoningFormat
 from langchain_agentspec import AgentSpecLLM, ChatAgentSpec
-from langchain_agentspec.forms import described, json_schema_of
 from langchain_agentspec.messages import to_chat
+from langchain_agentspec.structured_output import described, json_schema_of
 
 
 def get_weather(city: str, days: int = 1) -> str:
@@ -118,7 +118,7 @@ def test_no_text_ends_in_a_thought_that_has_to_be_closed() -> None:
     """Where the language would let it end, the closing still comes first."""
     known = tokenizer("qwen3")
     end = known.eos_token_id
-    thought = Thought()
+    thought = ReasoningFormat()
     grammar = Grammar.tools([described(get_weather)], required=False, thought=thought, thinking_budget=2)
     for more in range(4):
         script = [*known.encode("<think>\n"), *known.encode("a" * more), end, end, end, end]

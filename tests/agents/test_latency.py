@@ -398,7 +398,7 @@ async def test_every_way_to_ask_tells_how_far_it_has_come(made: Made) -> None:
 def test_a_terminal_is_told_while_the_block_runs(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
     terminal = functools.partial(Console, file=screen, force_terminal=True, width=80, _environ={"TERM": "xterm"})
-    monkeypatch.setattr("agentspec.report.live.Console", terminal)
+    monkeypatch.setattr("agentspec.report.views.live.Console", terminal)
     with track_latency("shop", live=True) as run:
         made([]).invoke("Hi")
     assert "shop: " in screen.getvalue()

@@ -11,9 +11,9 @@ from langchain_core.exceptions import ModelTimeoutError
 from torch import Tensor
 
 from agentspec import EngineStuckError, InvalidRequestError
-from agentspec import waiting as waiting_module
+from agentspec.engine import waiting as waiting_module
 from langchain_agentspec import AgentSpecLLM, ChatAgentSpec
-from langchain_agentspec.forms import CallStuckError, CallTimeoutError
+from langchain_agentspec.structured_output import CallStuckError, CallTimeoutError
 
 
 @pytest.fixture

@@ -34,9 +34,9 @@ from agentspec import (
     SamplingParams,
     SpeculativeDecoder,
 )
-from agentspec.calls import Thought
 from agentspec.chat import AnswerParser
-from agentspec.constraints import Walk, compiler
+from agentspec.grammars import GrammarCursor, compiler
+from agentspec.grammars.tool_calls import ReasoningFormat
 from agentspec.sampling import Prefix, warp, warped
 from agentspec.stats import RoundStats
 
@@ -233,7 +233,7 @@ openers = pytest.mark.parametrize("opener", ["", "<think>\n"])
 def test_06_what_follows_the_end_of_a_thought_obeys_the_grammar(
     opener: str, thinks: str, tags_are_tokens: bool
 ) -> None:
-    grammar = Grammar.tools([], final=FINAL, thought=Thought(opener=opener))
+    grammar = Grammar.tools([], final=FINAL, thought=ReasoningFormat(opener=opener))
     plain = same_as_plain(
         Scenario(f"{opener}{thinks}</think>One, two, no", {}, grammar, 9.0, tags_are_tokens), seeds=(1,)
     )
@@ -245,7 +245,7 @@ def test_06_what_follows_the_end_of_a_thought_obeys_the_grammar(
 @kinds_of_tags
 @openers
 def test_06_a_call_ends_a_thought_too(opener: str, tags_are_tokens: bool) -> None:
-    grammar = Grammar.tools([NOW], required=True, thought=Thought(opener=opener))
+    grammar = Grammar.tools([NOW], required=True, thought=ReasoningFormat(opener=opener))
     plain = same_as_plain(Scenario(f"{opener}One. <tool_call>nonsense", {}, grammar, 9.0, tags_are_tokens), seeds=(1,))
     assert plain.text == f"{opener}One. {CALL}"
 
@@ -263,7 +263,7 @@ def test_06_free_text_turns_into_a_call_at_any_offset(tags_are_tokens: bool) -> 
 def test_07_a_thinking_budget_ends_the_thought_at_exactly_that_token(
     budget: int, opener: str, tags_are_tokens: bool
 ) -> None:
-    grammar = Grammar.tools([], final=FINAL, thought=Thought(opener=opener), thinking_budget=budget)
+    grammar = Grammar.tools([], final=FINAL, thought=ReasoningFormat(opener=opener), thinking_budget=budget)
     scenario = Scenario(f"{opener}One, two, three, four, five, six", {}, grammar, 9.0, tags_are_tokens)
     plain = same_as_plain(scenario, seeds=(1,))
     known = scenario.known
@@ -277,7 +277,9 @@ def test_07_a_thinking_budget_ends_the_thought_at_exactly_that_token(
 
 @kinds_of_tags
 def test_07_a_thought_that_ends_in_time_is_left_alone(tags_are_tokens: bool) -> None:
-    grammars = [Grammar.tools([NOW], thought=Thought(opener=""), thinking_budget=b, required=False) for b in (25, None)]
+    grammars = [
+        Grammar.tools([NOW], thought=ReasoningFormat(opener=""), thinking_budget=b, required=False) for b in (25, None)
+    ]
     for script in ("One, two.</think>\n\nYes, no, yes, no, yes, no, yes, no", f"One. {CALL}"):
         texts = [Scenario(script, {}, g, 9.0, tags_are_tokens).run(Cascade(), 4, greedy=True)[0].text for g in grammars]
         assert texts[0] == texts[1]
@@ -285,7 +287,7 @@ def test_07_a_thought_that_ends_in_time_is_left_alone(tags_are_tokens: bool) -> 
 
 
 def test_07_budgets_that_make_no_sense_are_refused() -> None:
-    for thought, budget in ((None, 3), (Thought(), -1)):
+    for thought, budget in ((None, 3), (ReasoningFormat(), -1)):
         with pytest.raises(GrammarError, match="thinking budget"):
             Grammar.tools([NOW], thought=thought, thinking_budget=budget)
 
@@ -322,8 +324,8 @@ class Ends(Drafter):
     def __init__(self, start: int, tokens: Sequence[int], end: int) -> None:
         self._oracle, self._end = Oracle(start, tokens, 1), end
 
-    def propose(self, batch: Batch, gamma: Sequence[int], walk: Walk) -> Any:
-        draft = self._oracle.propose(batch, [min(1, g) for g in gamma], walk)
+    def propose(self, batch: Batch, gamma: Sequence[int], cursor: GrammarCursor) -> Any:
+        draft = self._oracle.propose(batch, [min(1, g) for g in gamma], cursor)
         return type(draft).of_spans([[*span, self._end] for span in draft.spans], batch.device)
 
 
@@ -352,15 +354,15 @@ def sequence_of(scenario: Scenario, tokens: Sequence[int] = ()) -> Any:
 def test_12_masks_beyond_the_end_of_a_grammar_are_defined() -> None:
     scenario = Scenario(WISH, grammar=SHOP)
     ids, end = KNOWN[True].encode(WISH), KNOWN[True].eos_token_id
-    walk = Walk(Batch([sequence_of(scenario)]), len(KNOWN[True]))
-    masks = walk.masks([[*ids, 9, 9, 9]])
+    cursor = GrammarCursor([sequence_of(scenario)], len(KNOWN[True]))
+    masks = cursor.masks([[*ids, 9, 9, 9]])
     assert masks.tensor is not None
     assert masks.tensor.shape == (1, len(ids) + 4, len(KNOWN[True]))
     assert masks.tensor[0, len(ids) :].all()  # nothing is drawn there: the commit ends the text before
-    walk.settle()
+    cursor.reset()
     open_ended = Scenario("ab", grammar=Grammar.regex("a(b)?"))
-    walk = Walk(Batch([sequence_of(open_ended)]), len(KNOWN[True]))
-    masks = walk.masks([KNOWN[True].encode("a")])
+    cursor = GrammarCursor([sequence_of(open_ended)], len(KNOWN[True]))
+    masks = cursor.masks([KNOWN[True].encode("a")])
     assert masks.rows[0][1] is not None
     assert set(masks.rows[0][1].tensor().nonzero().flatten().tolist()) == {*KNOWN[True].encode("b"), end}
 
@@ -401,9 +403,9 @@ def test_14_the_matcher_stands_where_the_tokens_end(wrong_from: int) -> None:
     while sequence.finish_reason is None:
         decoder.round(Batch([sequence]))
         fresh = compiler(KNOWN[True], len(KNOWN[True])).matcher(SHOP)
-        assert all(map(fresh.advance, sequence.tokens))
-        assert fresh.allowed() == sequence.matcher.allowed()
-        assert fresh.is_complete() == sequence.matcher.is_complete()
+        assert all(map(fresh.accept_token, sequence.tokens))
+        assert fresh.token_mask() == sequence.matcher.token_mask()
+        assert fresh.is_accepting() == sequence.matcher.is_accepting()
 
 
 def test_15_the_constraint_is_over_every_token() -> None:
@@ -465,7 +467,9 @@ def test_19_a_call_cut_short_is_kept_and_says_so(limit: int) -> None:
     plain, _ = scenario.run(None, 0, greedy=True)
     found, _ = scenario.run(Cascade(), 4, greedy=True)
     assert found.tokens == plain.tokens
-    parser = AnswerParser((Grammar.__dict__ and None) or __import__("agentspec.calls", fromlist=["HERMES"]).HERMES)
+    parser = AnswerParser(
+        (Grammar.__dict__ and None) or __import__("agentspec.grammars.tool_calls", fromlist=["HERMES"]).HERMES
+    )
     parser.push(found.text)
     rest, calls = parser.finish()
     assert found.finish_reason == ("stop" if found.text == CALL else "length")
@@ -539,10 +543,12 @@ def test_24_a_greedy_draft_reports_a_one_hot_law() -> None:
     sequence = sequence_of(scenario)
     sequence.params = SamplingParams(temperature=0)
     batch = Batch([sequence])
-    draft = ModelDrafter(scenario.model(True, seed=5)).propose(batch, [GAMMA], Walk(batch, len(KNOWN[True])))
+    draft = ModelDrafter(scenario.model(True, seed=5)).propose(
+        batch, [GAMMA], GrammarCursor(batch.sequences, len(KNOWN[True]))
+    )
     assert draft.q is not None
     assert torch.equal(draft.q, torch.nn.functional.one_hot(draft.tokens, len(KNOWN[True])).to(draft.q))
-    assert PromptLookupDrafter().propose(batch, [GAMMA], Walk(batch, len(KNOWN[True]))).q is None
+    assert PromptLookupDrafter().propose(batch, [GAMMA], GrammarCursor(batch.sequences, len(KNOWN[True]))).q is None
 
 
 @pytest.mark.parametrize("raw", [False, True])
@@ -560,10 +566,10 @@ def test_25_logprobs_are_those_of_the_law_that_was_drawn_from(raw: bool, grammar
             context = [*scenario.prompt, *found.tokens[:at]]
             logits, mask = model.next_logits([context], [1]), None
             if matcher is not None:
-                mask = matcher.allowed().tensor()
-                mask[KNOWN[True].eos_token_id] |= matcher.is_complete()
+                mask = matcher.token_mask().tensor()
+                mask[KNOWN[True].eos_token_id] |= matcher.is_accepting()
                 mask = mask[None, None]
-                matcher.advance(found.tokens[at])
+                matcher.accept_token(found.tokens[at])
             law = logits.softmax(-1) if raw else warp(logits, [params], mask, [Prefix(context, 0, 1, frozenset())])
             assert entry.logprob == pytest.approx(law[0, 0, entry.token].log().item(), abs=1e-4), (name, at)
             assert [i for i, _ in entry.top] == law[0, 0].topk(2).indices.tolist()[: len(entry.top)]

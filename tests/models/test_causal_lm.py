@@ -55,52 +55,52 @@ def ask(lm: CausalLM, model: PreTrainedModel, contexts: list[list[int]], last: l
         assert lm.cached_tokens(contexts[0]) == len(contexts[0])
 
 
-def walk(lm: CausalLM, model: PreTrainedModel, seed: int, steps: int) -> None:
+def cursor(lm: CausalLM, model: PreTrainedModel, seed: int, steps: int) -> None:
     """Conversations that arrive, grow, lose a tail, go back and part, in calls of all sizes."""
-    dice = random.Random(seed)
+    rng = random.Random(seed)
 
     def tokens(most: int) -> list[int]:
-        return [dice.randrange(VOCABULARY) for _ in range(dice.randint(1, most))]
+        return [rng.randrange(VOCABULARY) for _ in range(rng.randint(1, most))]
 
     conversations: list[list[int]] = [tokens(40)]
     for _ in range(steps):
-        act = dice.choice(["arrive", "arrive", "grow", "grow", "grow", "reject", "reject", "part", "return", "leave"])
-        index = dice.randrange(len(conversations))
+        act = rng.choice(["arrive", "arrive", "grow", "grow", "grow", "reject", "reject", "part", "return", "leave"])
+        index = rng.randrange(len(conversations))
         chosen = conversations[index]
         if act == "arrive":
             conversations.append(tokens(80))
         elif act == "grow":
             chosen.extend(tokens(6))
         elif act == "reject":
-            conversations[index] = chosen[: max(1, len(chosen) - dice.randint(1, 5))] + tokens(2)
+            conversations[index] = chosen[: max(1, len(chosen) - rng.randint(1, 5))] + tokens(2)
         elif act == "part":
             conversations.append([*chosen, *tokens(3)])
         elif act == "return":
-            conversations[index] = chosen[: dice.randint(1, len(chosen))] + tokens(50)
+            conversations[index] = chosen[: rng.randint(1, len(chosen))] + tokens(50)
         elif len(conversations) > 1:
             conversations.pop(index)
         conversations = [context[: MAX_CONTEXT // 2] for context in conversations]
-        called = [list(dice.choice(conversations)) for _ in range(dice.choice([1, 1, 2, 3, 5]))]
-        ask(lm, model, called, [min(len(context), dice.choice([0, 1, 1, 2, 4, 9, 99])) for context in called])
+        called = [list(rng.choice(conversations)) for _ in range(rng.choice([1, 1, 2, 3, 5]))]
+        ask(lm, model, called, [min(len(context), rng.choice([0, 1, 1, 2, 4, 9, 99])) for context in called])
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_cached_scores_equal_uncached_ones_on_a_random_walk(name: str) -> None:
     lm = CausalLM(ARCHITECTURES[name](), rows=3, prefill_chunk=16)
-    walk(lm, ARCHITECTURES[name](), seed=1, steps=40)
+    cursor(lm, ARCHITECTURES[name](), seed=1, steps=40)
 
 
 def test_a_walk_under_a_tight_memory_budget_stays_correct() -> None:
     slot_bytes = CausalLM(llama()).kv.slot_bytes
     lm = CausalLM(llama(), rows=4, memory_budget_bytes=(MAX_CONTEXT // 2 + SHORT_FEED) * 2 * slot_bytes)
-    walk(lm, llama(), seed=2, steps=60)
+    cursor(lm, llama(), seed=2, steps=60)
     assert len(lm.kv.rows) < 4
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2"])
 def test_a_row_alone_equals_the_row_in_any_batch(name: str) -> None:
-    dice = random.Random(3)
-    contexts = [[dice.randrange(VOCABULARY) for _ in range(length)] for length in (3, 29, 64, 17)]
+    rng = random.Random(3)
+    contexts = [[rng.randrange(VOCABULARY) for _ in range(length)] for length in (3, 29, 64, 17)]
     together, alone = (CausalLM(ARCHITECTURES[name]()) for _ in range(2))
     together.next_logits([context[:-2] for context in contexts], [0, 0, 0, 0])
     batch = together.next_logits(contexts, [1, 2, 3, 2])
@@ -369,7 +369,7 @@ def test_attention_by_products_computes_the_same_on_a_random_walk(name: str, mon
     monkeypatch.setattr(forward, "LONG", 10)
     monkeypatch.setattr(forward, "_LIVE_STEP", 16)
     lm = CausalLM(ARCHITECTURES[name](), rows=3, prefill_chunk=48)
-    walk(lm, ARCHITECTURES[name](), seed=8, steps=30)
+    cursor(lm, ARCHITECTURES[name](), seed=8, steps=30)
     assert bool(calls) == (name != "gemma2")  # whose attention is its own
 
 

@@ -32,7 +32,7 @@ from agentspec import (
     SamplingParams,
     SpeculativeDecoder,
 )
-from agentspec.dice import sample_seed
+from agentspec.rng import sample_seed
 from agentspec.stats import PHASES
 
 VOCABULARY = 5
@@ -372,7 +372,7 @@ def test_a_single_request_in_place_of_a_list_is_named(engine: LocalEngine) -> No
 class BareDrafter:
     """A drafter that knows nothing of this project but the shape of the seam: it proposes zeros."""
 
-    def propose(self, batch: Batch, gamma: list[int], walk: Any) -> Draft:
+    def propose(self, batch: Batch, gamma: list[int], cursor: Any) -> Draft:
         return Draft(torch.zeros(len(batch), max(gamma), dtype=torch.long), torch.tensor(gamma))
 
 

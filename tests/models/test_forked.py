@@ -92,8 +92,8 @@ stream.close()
 same()
 """,
     "a lock of the budget of threads that another thread holds": """
-from agentspec.thread_budget import BUDGET
-from agentspec.threads import run_apart
+from agentspec.runtime.thread_budget import BUDGET
+from agentspec.runtime.threads import run_apart
 def work():
     assert run_apart(lambda: 5, "test", on_idle_cores=True) == 5
     assert BUDGET.threads(2) in (1, 2)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_causal_lm import TOLERANCE, assert_scores, uncached, walk
+from test_causal_lm import TOLERANCE, assert_scores, cursor, uncached
 from test_graphs import captured
 from tiny import ARCHITECTURES, MAX_CONTEXT, SIZES, VOCABULARY, build, gemma3, llama, qwen3
 from torch import Tensor, nn
@@ -75,7 +75,7 @@ def test_what_can_be_fused_is(name: str) -> None:
 def test_a_fused_model_computes_the_same_on_a_random_walk(name: str, is_captured: bool) -> None:
     lm = CausalLM(fused(ARCHITECTURES[name]()), rows=3, prefill_chunk=16)
     recorder = captured(lm) if is_captured else None
-    walk(lm, ARCHITECTURES[name](), seed=4, steps=40)
+    cursor(lm, ARCHITECTURES[name](), seed=4, steps=40)
     assert recorder is None or recorder.recorded > 3
 
 
@@ -85,7 +85,7 @@ def test_a_model_that_is_fused_packed_and_stacked_computes_the_same(name: str, c
     model = ARCHITECTURES[name]()
     tune(model, fuse=True, pack=None, compile="auto" if compile else False)
     assert found(model) == FOUND[name]
-    walk(CausalLM(model, rows=3), ARCHITECTURES[name](), seed=5, steps=20)
+    cursor(CausalLM(model, rows=3), ARCHITECTURES[name](), seed=5, steps=20)
 
 
 @pytest.mark.parametrize(
@@ -120,11 +120,11 @@ def test_variants_are_fused_as_far_as_they_are_the_same(
 
 def _randomize(model: PreTrainedModel) -> None:
     """Weights and biases that a fresh model has as ones and zeros get values of their own."""
-    dice = torch.Generator().manual_seed(7)
+    rng = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:
-                parameter.add_(0.3 * torch.randn(parameter.shape, generator=dice))
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=rng))
 
 
 def test_layers_side_by_side_are_one_layer() -> None:
@@ -147,7 +147,7 @@ def test_layers_that_are_more_than_linear_are_not_joined() -> None:
     projection.__class__ = Adapted
     plain = copy.deepcopy(model)
     assert found(fused(model)) == (5, 2, 1, 0)
-    walk(CausalLM(model, rows=2), plain, seed=6, steps=5)
+    cursor(CausalLM(model, rows=2), plain, seed=6, steps=5)
 
 
 @pytest.mark.parametrize("kind", ["FusedNorm", "FusedMLP", "FusedAttention"])
@@ -172,7 +172,7 @@ def test_a_fused_form_that_computes_anything_else_is_not_taken(
     assert not any(isinstance(module, original) for module in model.modules())
     assert len([module for module in model.modules() if isinstance(module, Fused)]) > 0
     monkeypatch.undo()
-    walk(CausalLM(model, rows=2), llama(), seed=7, steps=5)
+    cursor(CausalLM(model, rows=2), llama(), seed=7, steps=5)
 
 
 def test_a_loop_that_computes_anything_else_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,7 +369,7 @@ def test_models_are_fused_as_they_are_loaded(tmp_path: Path) -> None:
 def test_what_is_around_a_stack_is_left_out_where_it_computes_nothing_else(name: str, is_direct: bool) -> None:
     lm = CausalLM(compiled_or_not(ARCHITECTURES[name]()), rows=3)
     assert (lm._forward._direct is not None) == is_direct
-    walk(lm, ARCHITECTURES[name](), seed=8, steps=20)
+    cursor(lm, ARCHITECTURES[name](), seed=8, steps=20)
 
 
 def compiled_or_not(model: PreTrainedModel) -> PreTrainedModel:

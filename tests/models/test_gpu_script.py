@@ -20,9 +20,9 @@ from tape import TapeRecorder
 from torch import Tensor
 
 from agentspec import CausalLM, speculative, theory
-from agentspec.dice import Dice, Role
-from agentspec.models.cost import PassCost
 from agentspec.models.fusion import fused_modules
+from agentspec.models.pass_cost import PassCost
+from agentspec.rng import Role, SequenceRng
 from agentspec.stats import StepStats
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -183,10 +183,10 @@ def test_texts_that_depend_on_speculation_are_reported(
     assert not parts.checks.equal_texts(target, draft, 1.0, 12).holds
 
 
-def _believing(p: Tensor, draft: Any, dice: Dice) -> speculative.Verdict:
+def _believing(p: Tensor, draft: Any, rng: SequenceRng) -> speculative.Verification:
     """Accepts every drafted token."""
     n = draft.drafted.long().sum(-1)
-    return speculative.Verdict(n, dice.draw(p[torch.arange(len(p)), n], Role.TARGET, n))
+    return speculative.Verification(n, rng.draw(p[torch.arange(len(p)), n], Role.TARGET, n))
 
 
 def test_greedy_texts_may_part_at_ties_only(parts: Any, pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,12 +207,12 @@ def test_greedy_texts_may_part_at_ties_only(parts: Any, pair: tuple[Any, Any], m
 def test_a_draw_that_hits_what_has_no_mass_is_reported(parts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert parts.checks.zero_mass(500, "cpu").holds
 
-    def draw(self: Dice, law: Tensor, role: Role, offsets: Tensor) -> Tensor:
+    def draw(self: SequenceRng, law: Tensor, role: Role, offsets: Tensor) -> Tensor:
         cumulative = law.double().cumsum(-1)
         cumulative = cumulative / cumulative[:, -1:]
         return torch.searchsorted(cumulative, self.uniform(role, offsets, edges=cumulative)[:, None])[:, 0]
 
-    monkeypatch.setattr(Dice, "draw", draw)
+    monkeypatch.setattr(SequenceRng, "draw", draw)
     assert not parts.checks.zero_mass(500, "cpu").holds
 
 
@@ -231,7 +231,7 @@ def test_slivers_of_a_rounded_sum_are_reported(parts: Any, monkeypatch: pytest.M
 def test_a_wrong_law_is_reported(parts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert parts.checks.enumeration(TESTS, "cpu", 0.0).holds
     verify = speculative.verify
-    monkeypatch.setitem(speculative.VERIFY, "rejection", lambda p, draft, dice: verify(p**1.01, draft, dice))
+    monkeypatch.setitem(speculative.VERIFY, "rejection", lambda p, draft, rng: verify(p**1.01, draft, rng))
     assert parts.checks.enumeration(TESTS, "cpu", 0.0).holds is False
 
 

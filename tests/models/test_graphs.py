@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from tape import TapeRecorder
-from test_causal_lm import ask, uncached, walk
+from test_causal_lm import ask, cursor, uncached
 from tiny import ARCHITECTURES, MAX_CONTEXT, VOCABULARY, llama
 from torch import Tensor
 
@@ -26,9 +26,9 @@ from agentspec import (
     SamplingParams,
     SpeculativeDecoder,
 )
-from agentspec.dice import Acceptance
 from agentspec.models.causal_lm import CausalLM
 from agentspec.models.graphs import CudaRecorder, Graphs, recorder_for, round_live, round_width
+from agentspec.rng import Acceptance
 
 CPU = torch.device("cpu")
 
@@ -45,7 +45,7 @@ def captured(model: CausalLM, most: int = 64) -> TapeRecorder:
 def test_captured_scores_equal_uncached_ones_on_a_random_walk(name: str) -> None:
     lm = CausalLM(ARCHITECTURES[name](), rows=3, prefill_chunk=16)
     recorder = captured(lm)
-    walk(lm, ARCHITECTURES[name](), seed=1, steps=40)
+    cursor(lm, ARCHITECTURES[name](), seed=1, steps=40)
     assert recorder.recorded == len(lm._forward.graphs) > 3
     assert lm._forward.graphs.replays > 5
 
@@ -53,7 +53,7 @@ def test_captured_scores_equal_uncached_ones_on_a_random_walk(name: str) -> None
 def test_a_walk_in_which_graphs_give_way_stays_correct() -> None:
     lm = CausalLM(llama(), rows=3)
     recorder = captured(lm, most=4)
-    walk(lm, llama(), seed=2, steps=60)
+    cursor(lm, llama(), seed=2, steps=60)
     kept = len(lm._forward.graphs)
     assert kept <= 4 < recorder.recorded
 
@@ -146,7 +146,7 @@ class Failing:
 def test_a_capture_that_fails_once_is_tried_again() -> None:
     lm = CausalLM(llama(), rows=3)
     lm._forward.capture_with(Failing(times=1))
-    walk(lm, llama(), seed=1, steps=30)
+    cursor(lm, llama(), seed=1, steps=30)
     assert lm.captures
     assert lm.replayed_passes > 0
 
@@ -161,7 +161,7 @@ def test_a_graph_that_computes_something_else_is_not_used() -> None:
     lm = CausalLM(llama(), rows=3)
     lm._forward.capture_with(Wrong())
     with pytest.warns(RuntimeWarning, match="the captured pass computes something else") as warned:
-        walk(lm, llama(), seed=1, steps=30)
+        cursor(lm, llama(), seed=1, steps=30)
     assert len(warned) == 1
     assert lm.replayed_passes == 0
 
@@ -242,7 +242,7 @@ def test_a_capture_that_fails_warns_once_and_changes_nothing() -> None:
     lm, failing = CausalLM(llama(), rows=3), Failing()
     lm._forward.capture_with(failing)
     with pytest.warns(RuntimeWarning, match="not permitted when stream is capturing") as warned:
-        walk(lm, llama(), seed=1, steps=30)
+        cursor(lm, llama(), seed=1, steps=30)
     assert len(warned) == 1
     assert failing.tries == 2
     assert not lm._forward.graphs.is_on

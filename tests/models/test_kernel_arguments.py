@@ -11,7 +11,7 @@ from tiny import SIZES, build
 from torch import Tensor
 
 from agentspec import CausalLM
-from agentspec.kernels import compiles, kernels
+from agentspec.models.backends.native import compiles, kernels
 from agentspec.models.compiled_pass import CompiledPass
 from agentspec.models.tuning import tune
 

@@ -20,20 +20,18 @@ from typing import Any
 import gguf
 import pytest
 import torch
-from test_causal_lm import walk
+from test_causal_lm import cursor
 from tiny import SIZES, VOCABULARY, build, llama, mistral, qwen3
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedModel
 
 from agentspec import Batch, CausalLM, PromptLookupDrafter, SamplingParams, Sequence, SpeculativeDecoder, sampling
-from agentspec import dice as dice_module
-from agentspec import kernels as kernels_module
-from agentspec.dice import CoupledDice, Dice, Role
-from agentspec.folders import CACHE_VARIABLE
-from agentspec.kernels import KernelsMissingError, compiles, kernels
+from agentspec import rng as rng_module
 from agentspec.models import attention as attention_module
 from agentspec.models import compiled_pass
+from agentspec.models.backends import native as kernels_module
+from agentspec.models.backends.native import KernelsMissingError, compiles, kernels
 from agentspec.models.compiled import CompiledLayers
 from agentspec.models.compiled_pass import CompiledPass
 from agentspec.models.direct import direct
@@ -41,8 +39,10 @@ from agentspec.models.packing import layouts
 from agentspec.models.panels import FORMATS, fits, laid_out, product
 from agentspec.models.stack import Stack
 from agentspec.models.tuning import tune
+from agentspec.rng import CoupledRng, Role, SequenceRng
+from agentspec.runtime.paths import CACHE_VARIABLE
+from agentspec.runtime.tokens import NO_TOKEN
 from agentspec.sampling import best_tokens
-from agentspec.tokens import NO_TOKEN
 
 needs_compiler = pytest.mark.skipif(not compiles("auto"), reason="there is no C++ compiler")
 GGUF = {"Q4_0": "int4", "Q4_1": "int4", "Q5_0": "int8", "Q8_0": "int8", "F16": "float16", "BF16": "bfloat16"}
@@ -276,7 +276,7 @@ SIZES_OF_LAWS = [1, 3, 7, 8, 63, 64, 65, 1000, 49152]
 @contextmanager
 def without_kernels() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dice_module, "kernels_for", lambda numbers: None)
+        patch.setattr(rng_module, "kernels_for", lambda numbers: None)
         patch.setattr(sampling, "kernels_for", lambda numbers: None)
         yield
 
@@ -291,16 +291,16 @@ def some_laws(size: int) -> Iterator[Tensor]:
 
 
 @needs_compiler
-@pytest.mark.parametrize("kind", [Dice, CoupledDice])
+@pytest.mark.parametrize("kind", [SequenceRng, CoupledRng])
 @pytest.mark.parametrize("size", SIZES_OF_LAWS)
-def test_tokens_are_drawn_as_torch_draws_them(size: int, kind: type[Dice]) -> None:
+def test_tokens_are_drawn_as_torch_draws_them(size: int, kind: type[SequenceRng]) -> None:
     kernels()
     for number, law in enumerate(some_laws(size)):
-        dice = kind([3, 2**64 - 1, 7 + number, 11, 2**63], [0, 1, 2, 3, number])
+        rng = kind([3, 2**64 - 1, 7 + number, 11, 2**63], [0, 1, 2, 3, number])
         offsets = torch.tensor([0, 1, 2, 3, 4])
-        found = dice.draw(law, Role.TARGET, offsets)
+        found = rng.draw(law, Role.TARGET, offsets)
         with without_kernels():
-            expected = dice.draw(law, Role.TARGET, offsets)
+            expected = rng.draw(law, Role.TARGET, offsets)
         some = law.sum(-1) > 0
         assert torch.equal(found[some], expected[some])
         assert (law[torch.arange(5), found][some] > 0).all()
@@ -310,15 +310,15 @@ def test_tokens_are_drawn_as_torch_draws_them(size: int, kind: type[Dice]) -> No
 def test_coupled_draws_of_several_positions_are_those_of_each() -> None:
     kernels()
     law = torch.rand(2, 3, 100, generator=torch.Generator().manual_seed(0))
-    dice, offsets = CoupledDice([5, 6], [7, 8]), torch.arange(3).expand(2, 3)
-    found = dice.draw(law.transpose(0, 1).contiguous().transpose(0, 1), Role.TARGET, offsets)
+    rng, offsets = CoupledRng([5, 6], [7, 8]), torch.arange(3).expand(2, 3)
+    found = rng.draw(law.transpose(0, 1).contiguous().transpose(0, 1), Role.TARGET, offsets)
     for k in range(3):
-        assert torch.equal(found[:, k], dice.draw(law[:, k], Role.TARGET, offsets[:, k]))
+        assert torch.equal(found[:, k], rng.draw(law[:, k], Role.TARGET, offsets[:, k]))
 
 
 @needs_compiler
-@pytest.mark.parametrize("draw", [Dice, CoupledDice])
-def test_what_is_no_law_gives_some_token(draw: type[Dice]) -> None:
+@pytest.mark.parametrize("draw", [SequenceRng, CoupledRng])
+def test_what_is_no_law_gives_some_token(draw: type[SequenceRng]) -> None:
     """Nobody takes it: such a position raises. But it has to be one."""
     kernels()
     laws = torch.stack([torch.full((70,), math.nan), torch.zeros(70)])
@@ -342,26 +342,26 @@ def test_races_are_won_by_who_is_first() -> None:
     """Near-flat laws, in which every token may win."""
     generator = torch.Generator().manual_seed(7)
     laws = 1 + 0.01 * torch.rand(3000, 3001, generator=generator)
-    dice, offsets = CoupledDice(range(3000), [0] * 3000), torch.zeros(3000, dtype=torch.long)
+    rng, offsets = CoupledRng(range(3000), [0] * 3000), torch.zeros(3000, dtype=torch.long)
     kernels()
-    found = dice.draw(laws, Role.TARGET, offsets)
+    found = rng.draw(laws, Role.TARGET, offsets)
     with without_kernels():
-        assert torch.equal(found, dice.draw(laws, Role.TARGET, offsets))
+        assert torch.equal(found, rng.draw(laws, Role.TARGET, offsets))
     assert len(found.unique()) > 1000
 
 
 def test_a_device_has_the_numbers_of_the_host() -> None:
-    dice = Dice([3, -1, 2**64 - 1, 2**70 + 5], [0, 1, 7, 2**40])
+    rng = SequenceRng([3, -1, 2**64 - 1, 2**70 + 5], [0, 1, 7, 2**40])
     offsets = torch.arange(6).expand(4, 6)
     for role in Role:
-        assert torch.equal(dice._hash(role, offsets), dice._numbers_there(role, offsets))
-        assert torch.equal(dice._hash(role, offsets[:, 0]), dice._numbers_there(role, offsets[:, 0]))
+        assert torch.equal(rng._hash(role, offsets), rng._numbers_there(role, offsets))
+        assert torch.equal(rng._hash(role, offsets[:, 0]), rng._numbers_there(role, offsets[:, 0]))
 
 
 @needs_compiler
 def test_rows_and_options_have_to_match() -> None:
     with pytest.raises(ValueError, match=r"an option for each, got \[3, 10\] and \[2\]"):
-        Dice([1, 2], [0, 0]).draw(torch.rand(3, 10), Role.TARGET, torch.zeros(2, dtype=torch.long))
+        SequenceRng([1, 2], [0, 0]).draw(torch.rand(3, 10), Role.TARGET, torch.zeros(2, dtype=torch.long))
     with pytest.raises(ValueError, match="rows"):
         kernels().draw(torch.rand(10), torch.rand(10).double())
 
@@ -380,9 +380,9 @@ def test_draws_follow_their_law() -> None:
     kernels()
     law = torch.tensor([0.5, 0.25, 0.0, 0.125, 0.0625, 0.0625])
     count = 40_000
-    for kind in (Dice, CoupledDice):
-        dice = kind(range(count), [0] * count)
-        drawn = dice.draw(law.expand(count, -1), Role.TARGET, torch.zeros(count, dtype=torch.long))
+    for kind in (SequenceRng, CoupledRng):
+        rng = kind(range(count), [0] * count)
+        drawn = rng.draw(law.expand(count, -1), Role.TARGET, torch.zeros(count, dtype=torch.long))
         expected = count * law[law > 0]
         found = torch.bincount(drawn, minlength=len(law))
         assert found[2] == 0
@@ -471,7 +471,7 @@ def test_a_compiled_model_computes_the_same_on_a_random_walk(
     assert compiled_layers(model) == expected
     lm = CausalLM(model, rows=3, prefill_chunk=16)
     assert (lm._forward._compiled is not None) == (expected > 0)
-    walk(lm, uneven(build(architecture, 0, **sizes)), seed=7, steps=40)
+    cursor(lm, uneven(build(architecture, 0, **sizes)), seed=7, steps=40)
 
 
 def rope(kind: str, **options: Any) -> dict[str, Any]:
@@ -502,13 +502,13 @@ def test_a_pass_in_one_call_is_the_pass_in_parts(architecture: str, changes: dic
     whole, parts = CausalLM(model, rows=3, prefill_chunk=16), CausalLM(model, rows=3, prefill_chunk=16)
     assert whole._forward._compiled is not None
     parts._forward._compiled = None
-    dice = random.Random(3)
-    texts = [[dice.randrange(VOCABULARY) for _ in range(60)] for _ in range(3)]
+    rng = random.Random(3)
+    texts = [[rng.randrange(VOCABULARY) for _ in range(60)] for _ in range(3)]
     ends = [1, 1, 1]
     while min(ends) < 60:
-        ends = [min(60, end + dice.choice([1, 1, 2, 7, 33])) for end in ends]
+        ends = [min(60, end + rng.choice([1, 1, 2, 7, 33])) for end in ends]
         contexts = [text[:end] for text, end in zip(texts, ends, strict=True)]
-        last = [dice.randrange(min(end, 5) + 1) for end in ends]
+        last = [rng.randrange(min(end, 5) + 1) for end in ends]
         found, expected = whole.next_logits(contexts, last), parts.next_logits(contexts, last)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
@@ -745,7 +745,7 @@ def test_layers_of_different_sizes_are_no_one_call() -> None:
 def test_kernels_serve_modules_that_are_not_fused(make: Any) -> None:
     model = compiled(make(**WHOLE), fuse=False)
     assert compiled_layers(model) == 0
-    walk(CausalLM(model, rows=3, prefill_chunk=16), make(**WHOLE), seed=7, steps=40)
+    cursor(CausalLM(model, rows=3, prefill_chunk=16), make(**WHOLE), seed=7, steps=40)
 
 
 @needs_compiler
@@ -753,7 +753,7 @@ def test_mixed_layers_are_compiled_one_by_one() -> None:
     mixed = {"use_sliding_window": True, "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
     model = compiled(qwen3(**WHOLE, **mixed))
     assert compiled_layers(model) == 2
-    walk(CausalLM(model, rows=3), qwen3(**WHOLE, **mixed), seed=7, steps=40)
+    cursor(CausalLM(model, rows=3), qwen3(**WHOLE, **mixed), seed=7, steps=40)
 
 
 @needs_compiler

@@ -15,7 +15,7 @@ from torch import nn
 
 import agentspec.models.packing
 from agentspec import CausalLM, ModelLoadError
-from agentspec.kernels import compiles
+from agentspec.models.backends.native import compiles
 from agentspec.models.packing import OneDnnLinear, PackedLinear, PanelLinear, has_linear_kernels, layouts, pack_linears
 
 needs_onednn = pytest.mark.skipif(not has_linear_kernels(), reason="this torch has no oneDNN")

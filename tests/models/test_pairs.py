@@ -14,9 +14,9 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from agentspec import CausalLM, IncompatiblePairError, ModelLoadError, Request, SamplingParams, TranslatedModel
-from agentspec.kernels import compiles
+from agentspec.engine.registry import PairSpec, load_engine, shared_engine, translate
+from agentspec.models.backends.native import compiles
 from agentspec.models.packing import compiled_by
-from agentspec.pairs import PairSpec, load_engine, shared_engine, translate
 from langchain_agentspec import ChatAgentSpec
 
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"

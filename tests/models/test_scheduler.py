@@ -24,8 +24,8 @@ from agentspec import (
     SamplingParams,
     SpeculativeDecoder,
 )
-from agentspec.job import Job
-from agentspec.scheduler import Scheduler
+from agentspec.engine.scheduler import Scheduler
+from agentspec.engine.state import RequestState
 from agentspec.sequence import Sequence
 
 
@@ -56,9 +56,9 @@ def _shared(one: list[int], other: list[int]) -> int:
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-def job_of(*sequences: Sequence, priority: int = 0) -> tuple[Job, list[Any]]:
+def job_of(*sequences: Sequence, priority: int = 0) -> tuple[RequestState, list[Any]]:
     told: list[Any] = []
-    return Job(sequences, told.append, priority=priority), told
+    return RequestState(sequences, told.append, priority=priority), told
 
 
 def sample(first: int, tokens: int = 50, prompt: int = 2) -> Sequence:
@@ -70,7 +70,7 @@ def steps(scheduler: Scheduler, count: int) -> None:
         scheduler.step()
 
 
-def queue(scheduler: Scheduler, *jobs: Job) -> None:
+def queue(scheduler: Scheduler, *jobs: RequestState) -> None:
     """Without the worker thread: the test turns the loop itself."""
     for job in jobs:
         scheduler._waiting.extend(job.members)

@@ -22,8 +22,8 @@ from agentspec import (
     SpeculativeDecoder,
     SuffixDrafter,
 )
-from agentspec.models.scored import Told
-from agentspec.threads import lock_of
+from agentspec.models.logits import Told
+from agentspec.runtime.threads import lock_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 Decoders = list[SpeculativeDecoder]

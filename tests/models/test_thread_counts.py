@@ -12,11 +12,12 @@ from enumeration import TableModel
 from tiny import VOCABULARY, gpt2, llama, mistral
 from transformers import PreTrainedModel
 
-from agentspec import Cascade, Completion, LocalEngine, Request, SamplingParams, SpeculativeDecoder, scheduler
+from agentspec import Cascade, Completion, LocalEngine, Request, SamplingParams, SpeculativeDecoder
 from agentspec.drafters import Drafter
 from agentspec.drafters.model import ModelDrafter
 from agentspec.drafters.suffix import SuffixDrafter
-from agentspec.kernels import compiles
+from agentspec.engine import scheduler
+from agentspec.models.backends.native import compiles
 from agentspec.models.causal_lm import CausalLM
 from agentspec.sampling import warp
 

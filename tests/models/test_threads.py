@@ -13,8 +13,8 @@ from torch import Tensor
 
 import agentspec.models.causal_lm
 from agentspec import CausalLM
-from agentspec.models.cost import measured
-from agentspec.threads import apart
+from agentspec.models.pass_cost import measured
+from agentspec.runtime.threads import apart
 
 
 def test_results_and_exceptions_come_back() -> None:

@@ -27,8 +27,8 @@ from agentspec import (
     Translation,
 )
 from agentspec.models import CachingModel, SelectiveModel
-from agentspec.models.translation import BLOCK
-from agentspec.tokens import token_bytes
+from agentspec.models.cross_vocab.translation import BLOCK
+from agentspec.runtime.tokens import token_bytes
 
 CORPUS = [
     "The weather in Paris is sunny, and the weather in Rome is not. Nobody weathers a speculative winter there.",

@@ -11,8 +11,8 @@ from enumeration import TableModel
 from torch import Tensor
 
 from agentspec import EngineClosedError, LocalEngine, Request, RequestTimeoutError, SamplingParams, SpeculativeDecoder
-from agentspec.job import Delta, Job
-from agentspec.waiting import AsyncMailbox, Mailbox, Watch
+from agentspec.engine.state import Delta, RequestState
+from agentspec.engine.waiting import AsyncMailbox, Mailbox, Watch
 
 TOKENS = 12
 
@@ -63,7 +63,7 @@ class Ending:
     def patience_s(self) -> float:
         return 60.0
 
-    def check(self, job: Job) -> None:
+    def check(self, job: RequestState) -> None:
         self.checks += 1
         assert self.checks == 1, "the end was forgotten"
         self._box.put(Delta(0, (1,)))
@@ -72,7 +72,7 @@ class Ending:
 
 
 ERRORS = [EngineClosedError("closed"), RequestTimeoutError("late"), ArithmeticError("failed")]
-NO_JOB = cast(Job, None)
+NO_JOB = cast(RequestState, None)
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=str)

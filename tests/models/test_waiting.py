@@ -14,7 +14,7 @@ from enumeration import TableModel
 from scripted import ScriptedModel, tokenizer
 from torch import Tensor
 
-import agentspec.admission
+import agentspec.engine.admission
 from agentspec import (
     EngineClosedError,
     EngineStuckError,
@@ -26,11 +26,11 @@ from agentspec import (
     Sequence,
     SpeculativeDecoder,
 )
-from agentspec import scheduler as scheduler_module
-from agentspec import waiting as waiting_module
 from agentspec.drafters import NoDrafter
-from agentspec.job import Job
-from agentspec.scheduler import Scheduler
+from agentspec.engine import scheduler as scheduler_module
+from agentspec.engine import waiting as waiting_module
+from agentspec.engine.scheduler import Scheduler
+from agentspec.engine.state import RequestState
 
 TIMEOUT = 0.05
 KNOWN = tokenizer()
@@ -144,7 +144,7 @@ def test_a_request_of_several_that_is_overdue_is_found_whichever_is_waited_for(g
 def test_a_worker_that_is_only_slow_is_not_called_stuck(moved: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = Scheduler(SpeculativeDecoder(TableModel()), 1)
     scheduler.status.thread = threading.current_thread()
-    job = Job([Sequence([0])], lambda item: None, timeout_s=1.0, spent_s=2.0)
+    job = RequestState([Sequence([0])], lambda item: None, timeout_s=1.0, spent_s=2.0)
     if moved:  # since the deadline, a second ago
         scheduler.status.enter("in a round of 1 sequences")
     else:
@@ -194,7 +194,7 @@ def test_a_grammar_that_compiles_for_ever_is_bounded(gate: Gate, ask: Any, monke
     def compiles(*arguments: Any) -> Any:
         gate.hold_here()
 
-    monkeypatch.setattr(agentspec.admission, "begin", compiles)
+    monkeypatch.setattr(agentspec.engine.admission, "begin", compiles)
     engine = LocalEngine(SpeculativeDecoder(ScriptedModel(len(KNOWN), 2, [])), KNOWN)
     request = Request([0, 1], SamplingParams(max_tokens=3), Grammar.regex("a+"), timeout_s=TIMEOUT)
     with pytest.raises(EngineStuckError, match=r"still being compiled(.|\n)*hold_here"):
@@ -235,7 +235,7 @@ def test_an_item_that_cannot_be_handed_over_is_not_waited_for(monkeypatch: pytes
         def refuse(self, item: Any) -> None:
             raise MemoryError("no room for an answer")
 
-    monkeypatch.setattr("agentspec.engine.Mailbox", Full)
+    monkeypatch.setattr("agentspec.engine.local.Mailbox", Full)
     engine = LocalEngine(SpeculativeDecoder(TableModel()))
     with pytest.raises(MemoryError, match="no room"):
         engine.generate([Request([0], SamplingParams(max_tokens=2))])

@@ -17,8 +17,8 @@ from architectures import (
     try_variant,
 )
 
-from agentspec.kernels import compiles
 from agentspec.models import attention, probe
+from agentspec.models.backends.native import compiles
 
 pytestmark = [pytest.mark.sweep, pytest.mark.usefixtures("one_thread")]
 

@@ -18,9 +18,8 @@ from tiny import llama
 
 import langchain_agentspec
 from agentspec import CausalLM, Completion, LocalEngine, PromptLookupDrafter, Request, SpeculativeDecoder
-from agentspec.cli import COMMANDS, main
-from agentspec.commands import bench, doctor, engines, verify
-from agentspec.kernels import KernelsMissingError
+from agentspec.cli import COMMANDS, bench, doctor, engines, main, verify
+from agentspec.models.backends.native import KernelsMissingError
 from agentspec.report import AgentRun, RunRecord
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -187,7 +186,7 @@ def test_the_doctor_tells_and_never_fails(
     shown = capsys.readouterr().out
     assert torch.__version__ in shown
     assert "which will be made" in shown
-    assert "python -m agentspec.embedded" in shown
+    assert "python -m agentspec.models.embedded" in shown
     assert f"{torch.get_num_threads()} of " in shown
     assert "langchain" in shown
 

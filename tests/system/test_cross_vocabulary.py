@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from agentspec import CausalLM, LocalEngine, ModelDrafter, Request, SamplingParams, SpeculativeDecoder
-from agentspec.models.translated import TranslatedModel
-from agentspec.models.translation import Translation
+from agentspec.models.cross_vocab.translated import TranslatedModel
+from agentspec.models.cross_vocab.translation import Translation
 
 
 @pytest.mark.embedded

@@ -15,8 +15,8 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from agentspec import ModelLoadError, embedded
-from agentspec.digests import seal, sha256
 from agentspec.models.causal_lm import CausalLM
+from agentspec.runtime.digests import seal, sha256
 
 
 @pytest.fixture

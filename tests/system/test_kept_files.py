@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from agentspec import kernels as module
-from agentspec.digests import is_intact
 from agentspec.errors import CacheError
-from agentspec.folders import CACHE_VARIABLE
-from agentspec.kernels import compiles
+from agentspec.models.backends import native as module
+from agentspec.models.backends.native import compiles
+from agentspec.runtime.digests import is_intact
+from agentspec.runtime.paths import CACHE_VARIABLE
 
 pytestmark = pytest.mark.sweep  # each case compiles in processes of its own
 needs_compiler = pytest.mark.skipif(not compiles("auto"), reason="there is no C++ compiler")
 PRODUCT = """
 import torch
-from agentspec.kernels import kernels
+from agentspec.models.backends.native import kernels
 law = torch.tensor([[0.0, 1.0, 0.0]])
 assert kernels().draw(law, torch.tensor([0.5], dtype=torch.float64)).tolist() == [1]
 """
@@ -138,7 +138,7 @@ def test_a_full_disk_makes_kernels_for_the_process(cache: Path) -> None:
 
 def test_a_cache_folder_of_others_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from agentspec import embedded
-    from agentspec.cache import DiskCache
+    from agentspec.runtime.cache import DiskCache
     from langchain_agentspec.cache import AgentSpecCache
 
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))

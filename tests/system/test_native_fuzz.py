@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentspec import kernels as module
+from agentspec.models.backends import native as module
 
 HERE = Path(__file__).parent
 SANITIZERS = ("-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize-recover=all", "-g1")

@@ -27,7 +27,7 @@ from agentspec import (
     SamplingParams,
     SpeculativeDecoder,
 )
-from agentspec.constraints import compiler
+from agentspec.grammars import compiler
 from agentspec.stats import RowStats, StepStats
 
 BENCHMARK = Path(__file__).resolve().parents[2] / "examples" / "benchmark"
@@ -307,7 +307,7 @@ def test_a_follower_takes_back_what_was_only_tried(
     a, b, c, d = (tokenizer.convert_tokens_to_ids(letter) for letter in "abcd")
 
     def legal(*ids: int) -> set[int]:
-        allowed = follower.follow(torch.tensor([[0, 0, *ids]])).allowed()
+        allowed = follower.follow(torch.tensor([[0, 0, *ids]])).token_mask()
         return {token for token in (a, b, c, d) if token in allowed}
 
     assert legal() == {a}
@@ -332,11 +332,11 @@ def test_grammars_reach_other_systems_in_one_form(
     grammars = compiler(tokenizer, target.vocab_size)
     ours, theirs = grammars.matcher(grammar), grammars.matcher(Grammar.lark(workers.lark(grammar)))
     for token in tokenizer.encode('{"n": 22}'):
-        assert ours.allowed() == theirs.allowed()
-        assert ours.advance(token)
-        assert theirs.advance(token)
-    assert ours.is_complete()
-    assert theirs.is_complete()
+        assert ours.token_mask() == theirs.token_mask()
+        assert ours.accept_token(token)
+        assert theirs.accept_token(token)
+    assert ours.is_accepting()
+    assert theirs.is_accepting()
     with pytest.raises(workers.PeerError, match="regex"):
         workers.lark(Grammar.regex("a"))
 

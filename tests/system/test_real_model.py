@@ -29,7 +29,7 @@ from agentspec import (
     SpeculativeDecoder,
 )
 from agentspec.chat import AnswerParser, ChatFormat
-from agentspec.kernels import compiles
+from agentspec.models.backends.native import compiles
 from agentspec.sampling import warp
 
 pytestmark = pytest.mark.embedded

@@ -42,14 +42,14 @@ class Faulty(CausalLM):
 
     chance = 0.0
     faults = 0
-    dice = random.Random(7)
+    rng = random.Random(7)
 
     def next_logits(self, contexts: Sequence[list[int]], last: Sequence[int]) -> Tensor:
-        if any(last) and self.dice.random() < self.chance / 2:
+        if any(last) and self.rng.random() < self.chance / 2:
             self.faults += 1
             raise RuntimeError("a fault before the pass")
         logits = super().next_logits(contexts, last)
-        if any(last) and self.dice.random() < self.chance / 2:
+        if any(last) and self.rng.random() < self.chance / 2:
             self.faults += 1
             raise RuntimeError("a fault behind the pass")
         return logits

@@ -20,10 +20,10 @@ from agentspec import (
     SamplingParams,
     SpeculativeDecoder,
 )
-from agentspec.admission import Admission
+from agentspec.engine.admission import Admission
+from agentspec.engine.request import MOST_SAMPLES
 from agentspec.errors import LONGEST_SHOWN, cut, shown
 from agentspec.params import LONGEST_STOP, MOST_STOPS
-from agentspec.request import MOST_SAMPLES
 
 LONG = "x" * 160_000
 
@@ -106,7 +106,7 @@ def test_ids_outside_the_vocabulary_are_shown_briefly() -> None:
 
 
 def test_a_schema_that_is_none_is_shown_briefly() -> None:
-    from agentspec.validation import validator
+    from agentspec.grammars.schema_tools.validator import validator
 
     with pytest.raises(GrammarError) as told:
         validator('{"type": ["' + LONG + '"]}')
@@ -134,7 +134,9 @@ def test_the_most_samples_are_made_quickly(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(
         Admission, "_detokenizers", lambda self, params: (calls.append("detokenizer"), plain(self, params))[1]
     )
-    monkeypatch.setattr("agentspec.admission.run_apart", lambda work, *_, **__: (calls.append("thread"), work())[1])
+    monkeypatch.setattr(
+        "agentspec.engine.admission.run_apart", lambda work, *_, **__: (calls.append("thread"), work())[1]
+    )
     samples = engine._sequences(
         Request([1, 2], SamplingParams(stop=("<|end|>",)), Grammar.regex("[a-z]+"), n=MOST_SAMPLES)
     )

@@ -14,10 +14,10 @@ from typing import Any
 import diskcache
 import pytest
 
-from agentspec import cache as module
-from agentspec.cache import DiskCache
 from agentspec.errors import AgentSpecError, CacheError
-from agentspec.folders import CACHE_VARIABLE, root
+from agentspec.runtime import cache as module
+from agentspec.runtime.cache import DiskCache
+from agentspec.runtime.paths import CACHE_VARIABLE, root
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from scripted import chatml_tokenizer, template_text
 from agentspec import Grammar, GrammarError, InvalidRequestError
 from agentspec.chat import AnswerParser, ChatFormat, Piece
 from agentspec.chat.dialects import detect
-from agentspec.constraints import compiler
+from agentspec.grammars import compiler
 
 WEATHER: dict[str, Any] = {
     "type": "function",
@@ -161,9 +161,9 @@ def accepts(tokenizer: Any, grammar: Grammar | None, text: str) -> bool:
     assert grammar is not None
     matcher = compiler(tokenizer, len(tokenizer)).matcher(grammar)
     for token in tokenizer.encode(text, add_special_tokens=False):
-        if not matcher.advance(token):
+        if not matcher.accept_token(token):
             return False
-    return matcher.is_complete()
+    return matcher.is_accepting()
 
 
 def test_the_grammar_of_a_demanded_call(chat: ChatFormat, tokenizer: Any) -> None:
@@ -232,17 +232,17 @@ def test_advance_then_rewind_is_the_identity(tokenizer: Any) -> None:
     tokens = tokenizer.encode('[1, "two", {"three": [4]}]', add_special_tokens=False)
     masks = []
     for token in tokens:
-        masks.append(matcher.allowed())
-        assert matcher.advance(token)
-    assert matcher.is_complete()
-    assert matcher.allowed().is_empty
+        masks.append(matcher.token_mask())
+        assert matcher.accept_token(token)
+    assert matcher.is_accepting()
+    assert matcher.token_mask().is_empty
     for mask in reversed(masks):
-        matcher.rewind(1)
-        assert matcher.allowed() == mask
+        matcher.rollback(1)
+        assert matcher.token_mask() == mask
 
 
 def test_an_illegal_token_leaves_the_matcher_as_it_was(tokenizer: Any) -> None:
     matcher = compiler(tokenizer, len(tokenizer)).matcher(Grammar.json_schema({"type": "array"}))
-    before = matcher.allowed()
-    assert not matcher.advance(tokenizer.encode("hello", add_special_tokens=False)[0])
-    assert matcher.allowed() == before
+    before = matcher.token_mask()
+    assert not matcher.accept_token(tokenizer.encode("hello", add_special_tokens=False)[0])
+    assert matcher.token_mask() == before

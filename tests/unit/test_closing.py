@@ -14,8 +14,8 @@ import pytest
 from random_schemas import byte_tokenizer, instances, less_unnamed, named_paths, random_schema, written_orders
 
 from agentspec import Grammar, GrammarError
-from agentspec.constraints.llguidance import Compiler, LLGuidanceMatcher
-from agentspec.schema_tools import arguments_schema, closed
+from agentspec.grammars.llguidance import Compiler, LLGuidanceMatcher
+from agentspec.grammars.schema_tools import arguments_schema, closed
 
 SWEEPS = int(os.environ.get("AGENTSPEC_SCHEMA_SWEEPS", "1"))  # the last layer makes more schemas
 SEEDS = 14
@@ -40,9 +40,9 @@ def takes(matcher: LLGuidanceMatcher, value: Any) -> bool:
 
 def _reads(matcher: LLGuidanceMatcher, text: str) -> bool:
     ids = byte_tokenizer_ids(text)
-    taken = len(list(itertools.takewhile(matcher.advance, ids)))
-    read = taken == len(ids) and matcher.is_complete()
-    matcher.rewind(taken)
+    taken = len(list(itertools.takewhile(matcher.accept_token, ids)))
+    read = taken == len(ids) and matcher.is_accepting()
+    matcher.rollback(taken)
     return read
 
 

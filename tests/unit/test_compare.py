@@ -154,10 +154,10 @@ def test_a_measure_that_one_side_does_not_know_is_not_compared() -> None:
 @pytest.mark.parametrize("counts", [(5, 5), (4, 9)])
 def test_intervals_hold_the_true_ratio_as_often_as_they_say(counts: tuple[int, int]) -> None:
     """Pinned seed; of 400 intervals at 95 %, 380 are expected, with a standard deviation of 4.4."""
-    dice, held, trials = random.Random(7), 0, 400
+    rng, held, trials = random.Random(7), 0, 400
     for _ in range(trials):
-        a = [timed(math.exp(dice.gauss(math.log(3), 0.4))) for _ in range(counts[0])]
-        b = [timed(math.exp(dice.gauss(0, 0.2))) for _ in range(counts[1])]
+        a = [timed(math.exp(rng.gauss(math.log(3), 0.4))) for _ in range(counts[0])]
+        b = [timed(math.exp(rng.gauss(0, 0.2))) for _ in range(counts[1])]
         total = compare(a, b, only="total").ratios[0]
         assert total.low is not None
         assert total.high is not None

@@ -10,8 +10,8 @@ from typing import NoReturn
 import pytest
 
 from agentspec import ModelLoadError, embedded
-from agentspec.digests import sha256
 from agentspec.errors import CacheError
+from agentspec.runtime.digests import sha256
 
 FILES = {"model.safetensors": b"w" * 50_000, "config.json": b"{}", "tokenizer.json": b'{"a": 1}'}
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from langchain_core.outputs import Generation
 
-from agentspec.cache import DiskCache
 from agentspec.errors import CacheError
+from agentspec.runtime.cache import DiskCache
 from langchain_agentspec.cache import AgentSpecCache
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from agentspec.detokenizer import REPLACEMENT, Detokenizer, overlap
+from agentspec.runtime.detokenizer import REPLACEMENT, Detokenizer, overlap
 
 
 def decoder(table: list[bytes]) -> Callable[[list[int]], str]:

@@ -11,14 +11,15 @@ import torch
 from enumeration import AutomatonMatcher, TableModel
 from torch import Tensor
 
-from agentspec import device, sampling, speculative
-from agentspec.constraints import Walk
-from agentspec.device import Stopwatch, upload, upload_beside, vector, wait_for
+from agentspec import sampling, speculative
+from agentspec.batch import Batch
 from agentspec.drafters import Draft, Drafter
 from agentspec.drafters.cascade import Cascade
 from agentspec.drafters.model import ModelDrafter
+from agentspec.grammars import GrammarCursor
+from agentspec.runtime import device
+from agentspec.runtime.device import Stopwatch, upload, upload_beside, vector, wait_for
 from agentspec.sampling import SamplingParams
-from agentspec.sequence import Batch
 from agentspec.sequence import Sequence as TokenSequence
 from agentspec.speculative import SpeculativeDecoder
 from agentspec.stats import Laps
@@ -33,7 +34,7 @@ class Says(Drafter):
 
     name = "says"
 
-    def propose(self, batch: Batch, gamma: Sequence[int], walk: Walk) -> Draft:
+    def propose(self, batch: Batch, gamma: Sequence[int], cursor: GrammarCursor) -> Draft:
         return Draft.of_spans([[1] * n for n in gamma], batch.device)
 
 

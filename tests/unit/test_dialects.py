@@ -21,8 +21,8 @@ from agentspec import (
     SamplingParams,
     SpeculativeDecoder,
 )
-from agentspec.calls import Thought
 from agentspec.chat import DIALECTS, AnswerParser, ChatFormat, TemplateParser, ToolCall
+from agentspec.grammars.tool_calls import ReasoningFormat
 
 
 def tool(name: str, **properties: Any) -> dict[str, Any]:
@@ -45,7 +45,7 @@ class Answer:
     text: str = ""
     reasoning: str = ""
 
-    def written(self, chat: ChatFormat, thought: Thought | None) -> str:
+    def written(self, chat: ChatFormat, thought: ReasoningFormat | None) -> str:
         between = chat.form.after_text if self.text else ""
         calls = between + chat.form.calls(self.calls) if self.calls else ""
         # As such models write it, and their templates render it back: a line of its own for the mark.

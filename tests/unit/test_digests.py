@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from agentspec import digests
-from agentspec.digests import is_intact, seal, sha256
+from agentspec.runtime import digests
+from agentspec.runtime.digests import is_intact, seal, sha256
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from enumeration import (
     table_models,
 )
 
-import agentspec.models.cost
+import agentspec.models.pass_cost
 from agentspec import (
     Batch,
     Draft,
@@ -33,13 +33,14 @@ from agentspec import (
     Sequence,
     SpeculativeDecoder,
 )
-from agentspec.cache import DiskCache
-from agentspec.constraints import Walk
-from agentspec.draft_length import AcceptanceRates, Auto, best_width
-from agentspec.models.cost import PassCost, measured
+from agentspec.acceptance_rates import AcceptanceRates
+from agentspec.draft_length import Auto, best_width
+from agentspec.grammars import GrammarCursor
+from agentspec.models.pass_cost import PassCost, measured
 from agentspec.report.gain import call_gain
 from agentspec.report.schema import Step
-from agentspec.report.terminal import told_gain
+from agentspec.report.views.terminal import told_gain
+from agentspec.runtime.cache import DiskCache
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -72,7 +73,7 @@ class Guesser(Drafter):
     def __init__(self, target: TableModel, rate: float, length: int = 16) -> None:
         self.target, self.rate, self.length = target, rate, length
 
-    def propose(self, batch: Batch, gamma: SequenceOf[int], walk: Walk) -> Draft:
+    def propose(self, batch: Batch, gamma: SequenceOf[int], cursor: GrammarCursor) -> Draft:
         spans = [self._span(s.context, min(n, self.length)) for s, n in zip(batch.sequences, gamma, strict=True)]
         return Draft.of_spans(spans, batch.device)
 
@@ -276,7 +277,7 @@ def test_several_rows_do_not_look_for_copies_in_every_round_where_none_pays(rows
     class Wrong(Drafter):
         name = "wrong"
 
-        def propose(self, batch: Batch, gamma: SequenceOf[int], walk: Walk) -> Draft:
+        def propose(self, batch: Batch, gamma: SequenceOf[int], cursor: GrammarCursor) -> Draft:
             asked.append(list(gamma))
             return Draft.of_spans([[0] * min(n, 2) for n in gamma], batch.device)
 
@@ -381,25 +382,25 @@ def test_a_table_is_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.M
         asked.append({"budget_s": budget_s, **options})
         return {(1, 1): first(1, 1) * 1.4, (8, 17): first(8, 17) / 1.4}
 
-    monkeypatch.setattr(agentspec.models.cost, "measure", nothing)
+    monkeypatch.setattr(agentspec.models.pass_cost, "measure", nothing)
     second = measured(Model(), cache)
     quieter = first.seconds | {(8, 17): first(8, 17) / 1.4}  # a busy second is forgotten, a quiet one is not
-    assert second.seconds == agentspec.models.cost._without_spikes(quieter)
+    assert second.seconds == agentspec.models.pass_cost._without_spikes(quieter)
     assert [(how["budget_s"], set(how["known"])) for how in asked] == [(0.5, set(first.seconds))]
 
 
 def test_the_outline_is_measured_whatever_it_takes_and_what_is_missing_comes_first() -> None:
     outline = {(r, w) for r in (1, 8) for w in (1, 5, 17)}
-    assert set(agentspec.models.cost.measure(TableModel(), budget_s=0)) == outline
+    assert set(agentspec.models.pass_cost.measure(TableModel(), budget_s=0)) == outline
     known = outline - {(8, 5)}
-    assert set(agentspec.models.cost.measure(TableModel(), budget_s=0, known=known)) == {(8, 5)}
-    assert len(agentspec.models.cost.measure(TableModel(), budget_s=0, known=outline)) == 1
-    assert {(2, 3), (4, 13)} < set(agentspec.models.cost.measure(TableModel()))
+    assert set(agentspec.models.pass_cost.measure(TableModel(), budget_s=0, known=known)) == {(8, 5)}
+    assert len(agentspec.models.pass_cost.measure(TableModel(), budget_s=0, known=outline)) == 1
+    assert {(2, 3), (4, 13)} < set(agentspec.models.pass_cost.measure(TableModel()))
 
 
 def test_a_busy_second_is_no_cost() -> None:
     spiky = {(1, 1): 90.0, (1, 5): 3.0, (8, 1): 4.0, (8, 5): 6.0}
-    assert agentspec.models.cost._without_spikes(spiky) == spiky | {(1, 1): 4.5}
+    assert agentspec.models.pass_cost._without_spikes(spiky) == spiky | {(1, 1): 4.5}
 
 
 def test_a_table_of_another_device_or_version_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -408,7 +409,7 @@ def test_a_table_of_another_device_or_version_is_ignored(tmp_path: Path, monkeyp
 
     cache = DiskCache(tmp_path / "cache")
     tables = [{(1, 1): 1.0}, {(1, 1): 2.0}, {(1, 1): 3.0}]
-    monkeypatch.setattr(agentspec.models.cost, "measure", lambda *_, **__: tables.pop(0))
+    monkeypatch.setattr(agentspec.models.pass_cost, "measure", lambda *_, **__: tables.pop(0))
     assert measured(Model(), cache)(1, 1) == 1
     monkeypatch.setattr(torch, "__version__", "another")
     assert measured(Model(), cache)(1, 1) == 2
@@ -427,10 +428,10 @@ def test_costs_of_a_model_that_cannot_capture_after_all_are_not_kept(
         return {(1, 1): 1e-12}
 
     cache = DiskCache(tmp_path / "cache")
-    right = agentspec.models.cost.measure
-    monkeypatch.setattr(agentspec.models.cost, "measure", fails)
+    right = agentspec.models.pass_cost.measure
+    monkeypatch.setattr(agentspec.models.pass_cost, "measure", fails)
     assert measured(Model(), cache)(1, 1) == 1e-12
-    monkeypatch.setattr(agentspec.models.cost, "measure", right)
+    monkeypatch.setattr(agentspec.models.pass_cost, "measure", right)
     assert measured(Model(), cache)(1, 1) > 1e-12
 
 
@@ -440,7 +441,7 @@ def test_a_broken_table_is_measured_again(tmp_path: Path, value: bytes) -> None:
         fingerprint = "a table"
 
     cache = DiskCache(tmp_path / "cache")
-    key = agentspec.models.cost._key(Model())
+    key = agentspec.models.pass_cost._key(Model())
     assert key is not None
     cache.set(key, value)
     assert (8, 17) in measured(Model(), cache).seconds

@@ -13,7 +13,7 @@ from random_schemas import instances, random_schema, random_value
 
 from agentspec import Grammar
 from agentspec.chat.dialects import DIALECTS
-from agentspec.schema_tools import embedded, localized
+from agentspec.grammars.schema_tools import embedded, localized
 
 
 def validator(schema: Any) -> Any:

@@ -42,10 +42,10 @@ from agentspec import (
     SpeculativeDecoder,
     SuffixDrafter,
 )
-from agentspec.constraints import Matcher, Walk
-from agentspec.dice import Acceptance, CoupledDice, Dice, Role
 from agentspec.errors import InvalidRequestError
-from agentspec.masks import Masks, TokenMask
+from agentspec.grammars import GrammarCursor, Matcher
+from agentspec.grammars.token_mask import Masks, TokenMask
+from agentspec.rng import Acceptance, CoupledRng, Role, SequenceRng
 from agentspec.sampling import best_tokens, warp, warped
 from agentspec.speculative import verify, verify_coupled, verify_greedy
 
@@ -166,7 +166,7 @@ def test_an_empty_residual_falls_back_to_p() -> None:
     p = torch.cat([q * (1 - 1e-6), torch.full_like(q, math.nan)], dim=1)
     draft = Draft(torch.tensor([[0]]), torch.tensor([1]), q)
 
-    class Highest(Dice):
+    class Highest(SequenceRng):
         def uniform(self, role: Role, offsets: Tensor, edges: Tensor | None = None) -> Tensor:
             return torch.full(offsets.shape, 1 - 2.0**-53, dtype=torch.float64)
 
@@ -181,18 +181,18 @@ class Positions(Matcher):
         self.masks = masks
         self.at = 0
 
-    def allowed(self) -> TokenMask:
+    def token_mask(self) -> TokenMask:
         return self.masks[self.at]
 
-    def advance(self, token: int) -> bool:
+    def accept_token(self, token: int) -> bool:
         is_legal = token in self.masks[self.at]
         self.at += is_legal
         return is_legal
 
-    def rewind(self, count: int) -> None:
+    def rollback(self, count: int) -> None:
         self.at -= count
 
-    def is_complete(self) -> bool:
+    def is_accepting(self) -> bool:
         return False
 
 
@@ -213,25 +213,25 @@ def test_the_greedy_verdict_is_what_both_rules_come_to(is_dense: bool) -> None:
     q = 0.5 + torch.rand(rows, gamma, vocabulary, generator=generator) if is_dense else None
     draft = Draft(tokens, lengths, None if q is None else q / q.sum(-1, keepdim=True))
     seeds, accepted, lawless = list(range(rows)), set(), [0, 0]
-    for rule, dice in ((verify, Dice(seeds, seeds)), (verify_coupled, CoupledDice(seeds, seeds))):
-        verdict = rule(p, draft, dice)
+    for rule, rng in ((verify, SequenceRng(seeds, seeds)), (verify_coupled, CoupledRng(seeds, seeds))):
+        verdict = rule(p, draft, rng)
         for b, (n, token) in enumerate(zip(verdict.accepted.tolist(), verdict.token.tolist(), strict=True)):
             row, span, some = Draft.of_spans([draft.spans[b]], "cpu"), draft.spans[b], scores[b : b + 1]
             for keeps_masks in (False, True):
                 matcher = Positions(masks[b])
-                walk = Walk(Batch([Sequence([0], params, matcher=matcher)]), vocabulary, keeps_masks=keeps_masks)
-                walk.follow(row.spans)
+                cursor = GrammarCursor([Sequence([0], params, matcher=matcher)], vocabulary, keeps_masks=keeps_masks)
+                cursor.consume_drafts(row.spans)
                 is_lawless = bool(p[b, n, 0].isnan())
                 lawless[n > 0] += is_lawless
                 if is_lawless and n == 0:
                     with pytest.raises(InvalidRequestError, match="No token may come next"):
-                        verify_greedy(some, best_tokens(some), row, walk)
+                        verify_greedy(some, best_tokens(some), row, cursor)
                 else:
                     block = [*span[:n], *[token] * (not is_lawless)]
-                    assert verify_greedy(some, best_tokens(some), row, walk) == [block]
-                    assert walk.leave(0, block) in (n, n + 1)  # the last token may have been found by its mask
+                    assert verify_greedy(some, best_tokens(some), row, cursor) == [block]
+                    assert cursor.commit(0, block) in (n, n + 1)  # the last token may have been found by its mask
                     accepted.add(n)
-                walk.settle()
+                cursor.reset()
                 assert matcher.at in (0, n, n + 1)
     assert all(lawless)
     assert accepted == set(range(gamma + 1))
@@ -304,7 +304,7 @@ def assert_follows(texts: list[tuple[int, ...]], law: Law) -> None:
 @pytest.mark.parametrize(("acceptance", "drafter"), [("coupled", "none"), ("rejection", "model")], ids=str)
 @pytest.mark.parametrize("task", ["free, limited", "constrained"])
 def test_real_dice_have_the_targets_law(acceptance: Acceptance, drafter: str, task: str) -> None:
-    """Many texts of pinned seeds. Beside the law this checks the keys of the dice across rounds."""
+    """Many texts of pinned seeds. Beside the law this checks the keys of the rng across rounds."""
     what = dataclasses.replace(TASKS[task], length=4, max_tokens=4)
     target, draft = table_models(what, seed=1)
     sequences = [
@@ -356,7 +356,7 @@ def test_a_row_does_not_depend_on_its_place_in_the_batch() -> None:
         assert [row.tokens for row in rows] == [row.tokens for row in expected]
 
 
-# The walk: one mask for p and q, and a grammar that stands where the tokens end
+# The cursor: one mask for p and q, and a grammar that stands where the tokens end
 
 
 class Stubborn(Drafter):
@@ -367,7 +367,7 @@ class Stubborn(Drafter):
     def __init__(self, token: int) -> None:
         self.token = token
 
-    def propose(self, batch: Batch, gamma: SequenceOf[int], walk: Walk) -> Draft:
+    def propose(self, batch: Batch, gamma: SequenceOf[int], cursor: GrammarCursor) -> Draft:
         spans = [[self.token] * n for n in gamma]
         return Draft.of_spans(spans, batch.device)
 
@@ -377,8 +377,8 @@ class Illegal(Drafter):
 
     name = "illegal"
 
-    def propose(self, batch: Batch, gamma: SequenceOf[int], walk: Walk) -> Draft:
-        masks = [walk.mask(row) for row in range(len(batch))]
+    def propose(self, batch: Batch, gamma: SequenceOf[int], cursor: GrammarCursor) -> Draft:
+        masks = [cursor.token_mask(row) for row in range(len(batch))]
         spans = [
             [int((~mask.tensor()).nonzero()[0])] * n if mask is not None and not mask.tensor().all() else []
             for mask, n in zip(masks, gamma, strict=True)
@@ -390,7 +390,7 @@ def path_of(tokens: SequenceOf[int]) -> list[int]:
     """The states of the automaton along these tokens."""
     matcher = automaton()
     for token in tokens:
-        matcher.advance(token)
+        matcher.accept_token(token)
     return matcher.path
 
 
@@ -407,8 +407,8 @@ class Recorded(Drafter):
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
 
-    def propose(self, batch: Batch, gamma: SequenceOf[int], walk: Walk) -> Draft:
-        self.draft = self.drafter.propose(batch, gamma, walk)
+    def propose(self, batch: Batch, gamma: SequenceOf[int], cursor: GrammarCursor) -> Draft:
+        self.draft = self.drafter.propose(batch, gamma, cursor)
         return self.draft
 
 

@@ -1,6 +1,6 @@
 """The exactness checker sees every classic mistake: each fault below moves the law of what is emitted.
 
-A fault replaces one piece of a correct whole: of the verdict, of a drafter, of the walk. Each is enumerated beside
+A fault replaces one piece of a correct whole: of the verdict, of a drafter, of the cursor. Each is enumerated beside
 the whole with nothing replaced, which must be exact in the same cases.
 """
 
@@ -29,11 +29,11 @@ from agentspec import (
     SamplingParams,
     SpeculativeDecoder,
 )
-from agentspec.constraints import Walk
-from agentspec.dice import Dice, Role
-from agentspec.masks import Masks, TokenMask
+from agentspec.grammars import GrammarCursor
+from agentspec.grammars.token_mask import Masks, TokenMask
+from agentspec.rng import Role, SequenceRng
 from agentspec.sampling import warp
-from agentspec.speculative import VERIFY, Verdict
+from agentspec.speculative import VERIFY, Verification
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.whole]
 
@@ -91,16 +91,16 @@ class Rule:
     p_row: Callable[[Tensor, Tensor], Tensor] = lambda n, lengths: n
     q_row: Callable[[Tensor], Tensor] = lambda n: n
 
-    def __call__(self, p: Tensor, draft: Draft, dice: Dice) -> Verdict:
+    def __call__(self, p: Tensor, draft: Draft, rng: SequenceRng) -> Verification:
         rows, offsets = torch.arange(len(p)), torch.arange(p.shape[1] - 1)
         p_of_tokens = p[:, :-1].gather(-1, draft.tokens[..., None])[..., 0]
         ratio = self.ratio(p_of_tokens, draft.q_of_tokens())
-        r = dice.uniform(Role.ACCEPT, offsets.expand_as(ratio), edges=ratio)
+        r = rng.uniform(Role.ACCEPT, offsets.expand_as(ratio), edges=ratio)
         n = self.count(self.accepts(r, ratio) & draft.drafted)
         p_n = p[rows, self.p_row(n, draft.lengths)]
         residual = self.residual(p_n, draft.q_at(self.q_row(n), like=p_n))
         empty = residual.sum(-1, keepdim=True) == 0
-        return Verdict(n, dice.draw(torch.where(empty, p_n, residual), Role.TARGET, n))
+        return Verification(n, rng.draw(torch.where(empty, p_n, residual), Role.TARGET, n))
 
 
 WRONG_RULES = {
@@ -152,25 +152,25 @@ class PiecewiseDrafter(Drafter):
         self.model, self.pieces = model, pieces
         self.draws = 0
 
-    def _draw(self, dice: Dice, law: Tensor) -> int:
+    def _draw(self, rng: SequenceRng, law: Tensor) -> int:
         """A draw with a random number of its own."""
         self.draws += 1
-        return int(dice.draw(law[None], Role.DRAFT, torch.tensor([self.draws])))
+        return int(rng.draw(law[None], Role.DRAFT, torch.tensor([self.draws])))
 
-    def propose(self, batch: Batch, gamma: SequenceOf[int], walk: Walk) -> Draft:
+    def propose(self, batch: Batch, gamma: SequenceOf[int], cursor: GrammarCursor) -> Draft:
         span: list[int] = []
         laws: list[Tensor] = []
-        while len(span) < gamma[0] and walk.is_open(0):
-            logits = self.model.next_logits([walk.context(0)], [1])[0, 0]
-            legal, params = walk.mask(0), batch.params[0]
+        while len(span) < gamma[0] and cursor.is_open(0):
+            logits = self.model.next_logits([cursor.context(0)], [1])[0, 0]
+            legal, params = cursor.token_mask(0), batch.params[0]
             mask = None if legal is None else legal.tensor()
             law = self.pieces.law(logits, params, mask)
-            token = self.pieces.pick(functools.partial(self._draw, batch.dice, law), law)
+            token = self.pieces.pick(functools.partial(self._draw, batch.rng, law), law)
             if not self.pieces.keeps(token, law, mask):
                 break
             laws.append(self.pieces.reported(logits, params, mask))
             span.append(token)
-            walk.advance(0, token)
+            cursor.consume(0, token)
         return Draft.of_spans([span], "cpu", torch.stack(laws)[None] if laws else None)
 
 
@@ -240,16 +240,16 @@ def test_a_drafter_that_breaks_the_contract_is_seen(fault: str, detected: dict[s
     assert detected[fault] > VISIBLE
 
 
-# The walk
+# The cursor
 
 
 Row = list[TokenMask | None]
 
 
-def edited(edit: Callable[[Row], Row]) -> Callable[[Walk, SequenceOf[list[int]]], Masks]:
-    """The walk's masks, those of every row changed."""
-    original = Walk.masks
-    return lambda walk, spans: Masks([edit(list(row)) for row in original(walk, spans).rows])
+def edited(edit: Callable[[Row], Row]) -> Callable[[GrammarCursor, SequenceOf[list[int]]], Masks]:
+    """The cursor's masks, those of every row changed."""
+    original = GrammarCursor.masks
+    return lambda cursor, spans: Masks([edit(list(row)) for row in original(cursor, spans).rows])
 
 
 def unmask_bonus(row: Row) -> Row:
@@ -268,14 +268,14 @@ WRONG_WALKS = {
     "p without its mask at the bonus": ("masks", edited(unmask_bonus)),
     "p masked at the bonus alone": ("masks", edited(unmask_draft)),
     "p with the mask of the position before": ("masks", edited(shift)),
-    "the matcher is left where the draft ended": ("leave", lambda walk, row, block: 0),
+    "the matcher is left where the draft ended": ("commit", lambda cursor, row, block: 0),
 }
 
 
 @pytest.mark.parametrize("fault", WRONG_WALKS)
 def test_a_wrong_walk_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch, detected: dict[str, float]) -> None:
     assert max(errors(ModelDrafter).values()) < ROUNDING
-    monkeypatch.setattr(Walk, *WRONG_WALKS[fault])
+    monkeypatch.setattr(GrammarCursor, *WRONG_WALKS[fault])
     found = errors(ModelDrafter)
     detected[fault] = max(found.values())
     assert detected[fault] > VISIBLE

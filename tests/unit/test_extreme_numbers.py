@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from agentspec import Batch, InvalidRequestError, PromptLookupDrafter, SamplingParams, Sequence, SpeculativeDecoder
-from agentspec import dice as dice_module
+from agentspec import rng as rng_module
 from agentspec import sampling as sampling_module
-from agentspec.dice import CoupledDice, Dice, Role
-from agentspec.kernels import compiles, kernels
+from agentspec.models.backends.native import compiles, kernels
+from agentspec.rng import CoupledRng, Role, SequenceRng
 from agentspec.sampling import Prefix, best_tokens, log_probs, warp, warped
 
 INF, NAN, GREATEST = math.inf, math.nan, torch.finfo(torch.float32).max
@@ -40,7 +40,7 @@ FILTERS: list[dict[str, Any]] = [
 def arithmetic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Which code filters and draws."""
     found = kernels() if request.param == "native" else None
-    for module in (sampling_module, dice_module):
+    for module in (sampling_module, rng_module):
         monkeypatch.setattr(module, "kernels_for", lambda numbers: found)
     return str(request.param)
 
@@ -172,9 +172,9 @@ def law_after(scores: SequenceOf[float], prefix: list[int], **settings: Any) -> 
 # Draws
 
 
-@pytest.mark.parametrize("kind", [Dice, CoupledDice])
+@pytest.mark.parametrize("kind", [SequenceRng, CoupledRng])
 @pytest.mark.parametrize("size", [1, 7, 64, 65, 1000])
-def test_a_law_that_is_none_draws_token_0(kind: type[Dice], size: int, arithmetic: str) -> None:
+def test_a_law_that_is_none_draws_token_0(kind: type[SequenceRng], size: int, arithmetic: str) -> None:
     laws = torch.stack([torch.full((size,), NAN), torch.zeros(size), torch.zeros(size)])
     laws[2, -1] = 1.0
     for seed in range(5):

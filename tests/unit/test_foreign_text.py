@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from agentspec.chat import ChatFormat
-from agentspec.tokens import well_formed
+from agentspec.runtime.tokens import well_formed
 
 CONTROL = ("<|im_start|>", "<|im_end|>", "<start_of_turn>", "<end_of_turn>", "[INST]", "[/INST]")
 SPELLED = "<|x|>"

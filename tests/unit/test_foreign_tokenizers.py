@@ -13,12 +13,12 @@ import pytest
 from tokenizers import decoders
 
 from agentspec import Grammar
-from agentspec.calls import Thought
-from agentspec.constraints import begin, compiler
 from agentspec.errors import GrammarError, TokenizerError
-from agentspec.sequence import Matcher
-from agentspec.spelling import Spelling, spell
-from agentspec.tokens import exact_decoder, token_bytes
+from agentspec.grammars import begin, compiler
+from agentspec.grammars.matcher import Matcher
+from agentspec.grammars.tool_calls import ReasoningFormat
+from agentspec.runtime.spelling import Spelling, spell
+from agentspec.runtime.tokens import exact_decoder, token_bytes
 
 OPTIONS = [
     "yes",
@@ -60,32 +60,32 @@ GRAMMARS: dict[str, tuple[Grammar, Any]] = {
 }
 
 
-def walk(matcher: Matcher, rng: random.Random, limit: int = 200) -> list[int]:
+def cursor(matcher: Matcher, rng: random.Random, limit: int = 200) -> list[int]:
     """A random legal text."""
     ids: list[int] = []
-    while not matcher.is_over() and len(ids) < limit:
-        legal = matcher.allowed().tensor().nonzero().flatten().tolist()
-        if matcher.is_complete() and (not legal or rng.random() < 0.3):
+    while not matcher.is_terminated() and len(ids) < limit:
+        legal = matcher.token_mask().tensor().nonzero().flatten().tolist()
+        if matcher.is_accepting() and (not legal or rng.random() < 0.3):
             break
         assert legal, f"a dead end behind {ids}"
         token = rng.choice(legal)
-        assert matcher.advance(token), f"{token} is in the mask and refused"
+        assert matcher.accept_token(token), f"{token} is in the mask and refused"
         ids.append(token)
-    assert matcher.is_complete()
+    assert matcher.is_accepting()
     return ids
 
 
 def can_write(matcher: Matcher, written: list[bytes | None], text: bytes) -> bool:
     """Whether a text can be written to its end."""
-    if not text and matcher.is_complete():
+    if not text and matcher.is_accepting():
         return True
-    legal = matcher.allowed().tensor().nonzero().flatten().tolist()
+    legal = matcher.token_mask().tensor().nonzero().flatten().tolist()
     fits = sorted((i for i in legal if written[i] and text.startswith(written[i])), key=lambda i: -len(written[i]))
     for token in fits:
-        assert matcher.advance(token)
+        assert matcher.accept_token(token)
         if can_write(matcher, written, text[len(written[token]) :]):
             return True
-        matcher.rewind(1)
+        matcher.rollback(1)
     return False
 
 
@@ -103,7 +103,7 @@ def test_every_text_of_a_walk_is_in_the_language_and_every_text_is_reachable(mod
             for name, (grammar, is_in) in GRAMMARS.items():
                 if name == "tools" and engine == "outlines":
                     continue
-                ids = walk(grammars.matcher(grammar), rng)
+                ids = cursor(grammars.matcher(grammar), rng)
                 place = f"{engine} {name} over {normalizer}, {pre_tokenizer}: {decode(ids)!r}"
                 assert is_in(decode(ids)), place
                 tried += 1
@@ -158,7 +158,9 @@ def test_a_cut_ends_where_no_token_writes_on() -> None:
     assert cut("!") == []
     grammars = compiler(tokenizer, len(tokenizer))
     matcher = grammars.matcher(Grammar.choice(["yes!", "no"]))
-    assert matcher.allowed().tensor().nonzero().flatten().tolist()  # what cannot be finished is found when it is tried
+    assert (
+        matcher.token_mask().tensor().nonzero().flatten().tolist()
+    )  # what cannot be finished is found when it is tried
     with pytest.raises(GrammarError, match="no first token"):
         grammars.matcher(Grammar.choice(["!yes"]))
 
@@ -166,12 +168,12 @@ def test_a_cut_ends_where_no_token_writes_on() -> None:
 @pytest.mark.parametrize("name", ["none", "Lowercase", "Llama", "PrependText", "NFKC"])
 def test_the_closing_of_a_thought_is_written_exactly(name: str) -> None:
     tokenizer = foreign.make("bpe", name, "Metaspace-first-False")
-    grammar = Grammar.tools([TOOL], required=False, thought=Thought(opener=""), thinking_budget=3)
+    grammar = Grammar.tools([TOOL], required=False, thought=ReasoningFormat(opener=""), thinking_budget=3)
     matcher = begin(grammar, compiler(tokenizer, len(tokenizer)), tokenizer)
     ids = []
     while len(ids) < 60 and "</think>" not in tokenizer.decode(ids):
-        ids.append(random.Random(len(ids)).choice(matcher.allowed().tensor().nonzero().flatten().tolist()))
-        assert matcher.advance(ids[-1])
+        ids.append(random.Random(len(ids)).choice(matcher.token_mask().tensor().nonzero().flatten().tolist()))
+        assert matcher.accept_token(ids[-1])
     text = exact_decoder(tokenizer, skip_special_tokens=True)(ids)
     assert text.endswith("\n</think>")
     assert not text.endswith(" \n</think>")
@@ -235,6 +237,6 @@ def test_a_decoder_that_does_not_take_tokens_by_themselves_is_refused(name: str,
 def test_ids_beyond_the_tokenizers_are_never_legal(engine: str) -> None:
     tokenizer = foreign.make("bpe", "none", "none")
     size = len(tokenizer)
-    legal = compiler(tokenizer, size + 9, engine).matcher(Grammar.regex("(.|\\n)*")).allowed().tensor()
+    legal = compiler(tokenizer, size + 9, engine).matcher(Grammar.regex("(.|\\n)*")).token_mask().tensor()
     assert legal[: size - 1].any()
     assert not legal[size:].any()

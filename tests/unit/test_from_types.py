@@ -14,8 +14,8 @@ from pydantic import BaseModel, Discriminator, Field, Tag, TypeAdapter
 from random_schemas import instances
 from typing_extensions import TypedDict
 
-from agentspec.from_types import schema_of
-from agentspec.schema_tools import checked, closed
+from agentspec.grammars.from_types import schema_of
+from agentspec.grammars.schema_tools import checked, closed
 
 
 class Cat(BaseModel):

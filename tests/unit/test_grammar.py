@@ -14,9 +14,9 @@ import pytest
 from scripted import chatml_tokenizer
 
 from agentspec import Grammar, GrammarError
-from agentspec.calls import CallForm
-from agentspec.constraints import compiler
-from agentspec.schema_tools import closed
+from agentspec.grammars import compiler
+from agentspec.grammars.schema_tools import closed
+from agentspec.grammars.tool_calls import ToolCallFormat
 
 
 class Point(pydantic.BaseModel):
@@ -87,7 +87,7 @@ def grammars(tokenizer: Any) -> Any:
 
 def accepts(grammars: Any, tokenizer: Any, grammar: Grammar, text: str) -> bool:
     matcher = grammars.matcher(grammar)
-    return all(map(matcher.advance, tokenizer.encode(text, add_special_tokens=False))) and matcher.is_complete()
+    return all(map(matcher.accept_token, tokenizer.encode(text, add_special_tokens=False))) and matcher.is_accepting()
 
 
 @pytest.mark.parametrize(("form", "inside", "outside"), FORMS, ids=[str(form)[:40] for form, _, _ in FORMS])
@@ -203,7 +203,7 @@ def test_outlines_types_are_read(grammars: Any, tokenizer: Any) -> None:
 
 
 def test_another_form_of_calls(grammars: Any, tokenizer: Any) -> None:
-    form = CallForm("[CALL]", ' {{"call": {name}, "with": ', "}}", between=";")
+    form = ToolCallFormat("[CALL]", ' {{"call": {name}, "with": ', "}}", between=";")
     grammar = Grammar.tools([TOOL], form=form)
     assert form.call("move", {"x": 1}) == '[CALL] {"call": "move", "with": {"x": 1}}'
     assert accepts(grammars, tokenizer, grammar, form.call("move", {"x": 1}))

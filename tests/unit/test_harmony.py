@@ -12,12 +12,12 @@ import pytest
 from scripted import tokenizer
 
 from agentspec import GrammarError
-from agentspec.calls import Thought
 from agentspec.chat import ChatFormat, Piece, ToolCall
 from agentspec.chat.dialects import detect
 from agentspec.chat.harmony import HarmonyParser
-from agentspec.constraints import begin, compiler
-from agentspec.sequence import Matcher
+from agentspec.grammars import begin, compiler
+from agentspec.grammars.matcher import Matcher
+from agentspec.grammars.tool_calls import ReasoningFormat
 
 PARAMETERS = {
     "type": "object",
@@ -68,15 +68,17 @@ def started(**settings: Any) -> Matcher:
 
 
 def walked(made: Matcher, text: str) -> bool:
-    return all(made.advance(token) for token in speaking()[1].encode(text, add_special_tokens=False))
+    return all(made.accept_token(token) for token in speaking()[1].encode(text, add_special_tokens=False))
 
 
 def accepts(text: str, **settings: Any) -> bool:
     made = started(**settings)
-    return walked(made, text) and made.is_complete()
+    return walked(made, text) and made.is_accepting()
 
 
-def read(text: str, step: int = 1, thought: Thought | None = None, **settings: Any) -> tuple[Piece, list[ToolCall]]:
+def read(
+    text: str, step: int = 1, thought: ReasoningFormat | None = None, **settings: Any
+) -> tuple[Piece, list[ToolCall]]:
     chat, _, _ = speaking()
     parser = chat.parser([1], TOOLS, thought=thought or chat.thought([1]), **settings)
     pieces = [parser.push(text[at : at + step]) for at in range(0, len(text), step)]
@@ -181,18 +183,18 @@ def test_a_budget_ends_the_one_thought_that_there_may_be(budget: int) -> None:
     made = started(thinking_budget=budget)
     assert walked(made, "<|channel|>analysis<|message|>")
     words = known.encode("One, two, three, four", add_special_tokens=False)
-    assert all(made.advance(token) for token in words[:budget])
-    assert made.allowed().only == known.convert_tokens_to_ids("<|end|>")
-    assert not made.advance(words[budget])
+    assert all(made.accept_token(token) for token in words[:budget])
+    assert made.token_mask().single_token == known.convert_tokens_to_ids("<|end|>")
+    assert not made.accept_token(words[budget])
     assert walked(made, "<|end|><|start|>assistant")
     assert not walked(made, "<|channel|>analysis<|message|>")
     made = started(thinking_budget=budget)
     assert walked(made, YES)
-    assert made.is_complete()
+    assert made.is_accepting()
     chat, _, grammars = speaking()
     opened = chat.thought(known.encode("<|start|>assistant<|channel|>analysis<|message|>"))
     made = begin(chat.answer_grammar(TOOLS, thought=opened, thinking_budget=budget), grammars, known)  # type: ignore[arg-type]
-    assert all(made.advance(token) for token in words[:budget])
+    assert all(made.accept_token(token) for token in words[:budget])
     assert walked(made, "<|end|><|start|>assistant")
     assert not walked(made, "<|channel|>analysis<|message|>")
 
@@ -205,7 +207,7 @@ def test_a_thought_that_the_prompt_has_opened_goes_on() -> None:
     text = "One.<|end|><|start|>assistant" + CALL
     made = grammars.matcher(chat.answer_grammar(TOOLS, thought=thought))
     assert walked(made, text)
-    assert made.is_complete()
+    assert made.is_accepting()
     piece, calls = read(text, 3, thought)
     assert (piece.reasoning, found(calls)) == ("One.", [WEATHER])
 
@@ -215,12 +217,12 @@ def test_marks_that_are_spelled_out_end_a_thought_and_are_text_in_an_answer() ->
     spelled = known.encode("<|", add_special_tokens=False) + known.encode("end|>", add_special_tokens=False)
     made = started()
     assert walked(made, "<|channel|>analysis<|message|>One")
-    assert all(map(made.advance, spelled))
+    assert all(map(made.accept_token, spelled))
     assert not walked(made, " and so on")
     made = started()
     assert walked(made, "<|channel|>final<|message|>One")
-    assert all(map(made.advance, [*spelled, *spelled]))
-    assert made.is_complete()
+    assert all(map(made.accept_token, [*spelled, *spelled]))
+    assert made.is_accepting()
     assert read("<|channel|>final<|message|>One<|end|>")[0].text == "One<|end|>"
 
 
@@ -257,12 +259,12 @@ def test_what_the_grammar_writes_reads_back() -> None:
     for _ in range(25):
         made = started(required=True)
         tokens: list[int] = []
-        while not made.is_complete():
-            legal = made.allowed()
+        while not made.is_accepting():
+            legal = made.token_mask()
             choices = [i for i in range(len(known)) if i in legal]
             special = [i for i in choices if i in known.all_special_ids]
             token = rng.choice(special if special and rng.random() < 0.3 else choices)
-            assert made.advance(token)
+            assert made.accept_token(token)
             tokens.append(token)
             assert len(tokens) < 3000
         text = known.decode(tokens)

@@ -12,8 +12,8 @@ import pytest
 import recorded
 
 from agentspec.report import AgentRun, RunRecord
-from agentspec.report.html import document, fragment
-from agentspec.report.svg import histogram, totals, waterfall
+from agentspec.report.views.html import document, fragment
+from agentspec.report.views.svg import histogram, totals, waterfall
 
 RUNS = {"simple": recorded.simple, "busy": recorded.busy, "third_party": recorded.third_party}
 RUNS |= {"empty": recorded.empty, "long": recorded.long}

@@ -12,11 +12,11 @@ import pytest
 from effort import effort
 
 from agentspec import GrammarError
-from agentspec.constraints.outlines import numbers
-from agentspec.constraints.outlines.automaton import Automaton, build
-from agentspec.constraints.outlines.formats import FORMATS
-from agentspec.constraints.outlines.json_regex import json_regex
-from agentspec.constraints.outlines.pattern import pattern
+from agentspec.grammars.outlines import numbers
+from agentspec.grammars.outlines.automaton import Automaton, build
+from agentspec.grammars.outlines.formats import FORMATS
+from agentspec.grammars.outlines.json_regex import json_regex
+from agentspec.grammars.outlines.pattern import pattern
 
 FIRST = 1
 

@@ -12,14 +12,14 @@ import foreign_tokenizers as foreign
 import pytest
 
 from agentspec import Grammar
-from agentspec.constraints import compiler, expressible_parameters
-from agentspec.constraints.llguidance import why_inexpressible
 from agentspec.errors import GrammarError
-from agentspec.schema_tools import in_json_form
-from agentspec.schema_tools.leniency import ALL_TRIES, expressible, left_open, repeatable
-from agentspec.schema_tools.tightening import other_than, tightened
-from agentspec.spelling import spell
-from agentspec.validation import validator
+from agentspec.grammars import compiler, expressible_parameters
+from agentspec.grammars.llguidance import why_inexpressible
+from agentspec.grammars.schema_tools import in_json_form
+from agentspec.grammars.schema_tools.leniency import ALL_TRIES, expressible, left_open, repeatable
+from agentspec.grammars.schema_tools.tightening import other_than, tightened
+from agentspec.grammars.schema_tools.validator import validator
+from agentspec.runtime.spelling import spell
 
 TOKENIZER = foreign.make("bpe-bytes", "none", "ByteLevel-False-True")
 VALUES = [
@@ -136,7 +136,7 @@ def test_tries_are_bounded() -> None:
 def test_the_same_tool_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tool = {"function": {"name": "t", "parameters": {"type": "object", "properties": {"once": {"not": {}}}}}}
     first = expressible_parameters(tool)
-    monkeypatch.setattr("agentspec.constraints.llguidance.why_inexpressible", None)
+    monkeypatch.setattr("agentspec.grammars.llguidance.why_inexpressible", None)
     assert expressible_parameters(json.loads(json.dumps(tool))) == first
 
 
@@ -157,13 +157,13 @@ def test_a_pattern_that_looks_around_is_left_to_the_check_where_there_is_one(eng
     with pytest.raises(GrammarError):
         grammars.matcher(Grammar("json_schema", schema))
     matcher = grammars.matcher(Grammar("json_schema", schema, lenient=True))
-    assert all(matcher.advance(i) for i in spell(TOKENIZER, '"xyz'))
-    assert not any(matcher.advance(i) for i in spell(TOKENIZER, "z"))  # what can be expressed still is
+    assert all(matcher.accept_token(i) for i in spell(TOKENIZER, '"xyz'))
+    assert not any(matcher.accept_token(i) for i in spell(TOKENIZER, "z"))  # what can be expressed still is
 
 
 def accepts(schema: Any, text: str) -> bool:
     matcher = compiler(TOKENIZER, len(TOKENIZER)).matcher(Grammar.json_schema(schema))
-    return all(matcher.advance(i) for i in spell(TOKENIZER, text)) and matcher.is_complete()
+    return all(matcher.accept_token(i) for i in spell(TOKENIZER, text)) and matcher.is_accepting()
 
 
 def test_a_declared_key_cannot_be_spelled_in_escapes() -> None:

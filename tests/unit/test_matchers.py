@@ -14,9 +14,10 @@ from agentspec import (
     Grammar,
     GrammarError,
 )
-from agentspec.constraints import GRAMMAR_ENGINES, GrammarCompiler, Matcher, Walk, compiler
-from agentspec.masks import TokenMask
-from agentspec.sequence import Batch, Sequence
+from agentspec.batch import Batch
+from agentspec.grammars import GRAMMAR_ENGINES, GrammarCompiler, GrammarCursor, Matcher, compiler
+from agentspec.grammars.token_mask import TokenMask
+from agentspec.sequence import Sequence
 
 ENGINES = ["llguidance", "outlines"]
 SHOP = {
@@ -126,80 +127,80 @@ def grammar(request: pytest.FixtureRequest) -> Grammar:
 
 
 def legal(matcher: Matcher) -> list[int]:
-    return matcher.allowed().tensor().nonzero()[:, 0].tolist()
+    return matcher.token_mask().tensor().nonzero()[:, 0].tolist()
 
 
-def walk(matcher: Matcher, seed: int, limit: int = 60) -> list[int]:
+def cursor(matcher: Matcher, seed: int, limit: int = 60) -> list[int]:
     """Random legal tokens, up to the end of the grammar or somewhere before."""
     choose, tokens = random.Random(seed), []
     while len(tokens) < limit and (options := legal(matcher)):
-        if matcher.is_complete() and choose.random() < 0.3:
+        if matcher.is_accepting() and choose.random() < 0.3:
             break
         tokens.append(choose.choice(options))
-        assert matcher.advance(tokens[-1])
+        assert matcher.accept_token(tokens[-1])
     return tokens
 
 
 def accepts(grammars: GrammarCompiler, tokenizer: Any, grammar: Grammar, text: str) -> bool:
     matcher = grammars.matcher(grammar)
-    return all(map(matcher.advance, tokenizer.encode(text, add_special_tokens=False))) and matcher.is_complete()
+    return all(map(matcher.accept_token, tokenizer.encode(text, add_special_tokens=False))) and matcher.is_accepting()
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_rewinding_undoes_advancing(grammars: GrammarCompiler, grammar: Grammar, seed: int) -> None:
-    tokens = walk(grammars.matcher(grammar), seed)
+    tokens = cursor(grammars.matcher(grammar), seed)
     matcher, seen = grammars.matcher(grammar), []
     for token in tokens:
-        seen.append((matcher.allowed(), matcher.is_complete()))
-        matcher.advance(token)
+        seen.append((matcher.token_mask(), matcher.is_accepting()))
+        matcher.accept_token(token)
     choose, place = random.Random(seed), len(tokens)
     while place:
         back = choose.randint(1, place)
-        matcher.rewind(back)
+        matcher.rollback(back)
         place -= back
         mask, is_complete = seen[place]
-        assert matcher.allowed() == mask
-        assert matcher.is_complete() == is_complete
-        matcher.rewind(len(walk(matcher, seed + 1, limit=2)))  # forth another way, and back
-        assert matcher.allowed() == mask
-    matcher.rewind(0)
-    assert matcher.allowed() == seen[0][0]
+        assert matcher.token_mask() == mask
+        assert matcher.is_accepting() == is_complete
+        matcher.rollback(len(cursor(matcher, seed + 1, limit=2)))  # forth another way, and back
+        assert matcher.token_mask() == mask
+    matcher.rollback(0)
+    assert matcher.token_mask() == seen[0][0]
 
 
 def test_masks_along_a_draft_are_those_of_single_steps(grammars: GrammarCompiler, grammar: Grammar) -> None:
-    drafts = [walk(grammars.matcher(grammar), seed, limit=6) for seed in (0, 1)]
+    drafts = [cursor(grammars.matcher(grammar), seed, limit=6) for seed in (0, 1)]
     batch = Batch([Sequence([0], matcher=grammars.matcher(grammar), end_tokens=[2]) for _ in drafts])
     for _ in range(2):  # settled, it begins anew
-        along = Walk(batch, batch.sequences[0].matcher.allowed().size)
+        along = GrammarCursor(batch.sequences, batch.sequences[0].matcher.token_mask().size)
         masks = along.masks(drafts)
-        along.settle()
+        along.reset()
         for row, draft in enumerate(drafts):
             alone = grammars.matcher(grammar)
             for k, token in enumerate(draft):
-                # The walk adds the end token where a sentence may end.
-                assert masks.rows[row][k] == alone.allowed().but([2], legal=alone.is_complete())
-                alone.advance(token)
+                # The cursor adds the end token where a sentence may end.
+                assert masks.rows[row][k] == alone.token_mask().with_tokens([2], legal=alone.is_accepting())
+                alone.accept_token(token)
 
 
 def test_an_illegal_token_changes_nothing(grammars: GrammarCompiler, grammar: Grammar) -> None:
     matcher = grammars.matcher(grammar)
-    for token in walk(grammars.matcher(grammar), seed=0):
-        before = matcher.allowed()
+    for token in cursor(grammars.matcher(grammar), seed=0):
+        before = matcher.token_mask()
         for illegal in (~before.tensor()).nonzero()[::9999, 0].tolist():
-            assert not matcher.advance(illegal)
-            assert matcher.allowed() == before
-        assert matcher.advance(token)
-        matcher.rewind(1)
-        assert matcher.allowed() == before
-        assert matcher.advance(token)
+            assert not matcher.accept_token(illegal)
+            assert matcher.token_mask() == before
+        assert matcher.accept_token(token)
+        matcher.rollback(1)
+        assert matcher.token_mask() == before
+        assert matcher.accept_token(token)
 
 
 def test_the_caller_may_change_the_tensor_of_a_mask(grammars: GrammarCompiler, grammar: Grammar) -> None:
     matcher = grammars.matcher(grammar)
-    before = TokenMask.of(matcher.allowed().tensor().clone())
-    matcher.allowed().tensor().fill_(True)
-    assert matcher.allowed() == before
-    assert grammars.matcher(grammar).allowed() == before
+    before = TokenMask.of(matcher.token_mask().tensor().clone())
+    matcher.token_mask().tensor().fill_(True)
+    assert matcher.token_mask() == before
+    assert grammars.matcher(grammar).token_mask() == before
 
 
 def test_forced_tokens_are_taken(grammars: GrammarCompiler, tokenizer: Any) -> None:
@@ -207,22 +208,22 @@ def test_forced_tokens_are_taken(grammars: GrammarCompiler, tokenizer: Any) -> N
     tokens = []
     while options := legal(matcher):
         tokens.append(options[-1] if len(options) == 1 else max(options, key=lambda i: len(tokenizer.decode([i]))))
-        assert matcher.advance(tokens[-1])
-    assert matcher.is_complete()
+        assert matcher.accept_token(tokens[-1])
+    assert matcher.is_accepting()
     assert tokenizer.decode(tokens) == '{"a long name": "and a long value"}'
 
 
 def test_behind_the_end_nothing_is_legal(grammars: GrammarCompiler, tokenizer: Any) -> None:
     matcher = grammars.matcher(Grammar.choice(["yes"]))
-    assert not matcher.is_complete()
-    assert all(map(matcher.advance, tokenizer.encode("yes")))
-    assert matcher.is_complete()
-    assert matcher.allowed().is_empty
-    assert not matcher.advance(tokenizer.eos_token_id)
-    assert not matcher.advance(tokenizer.encode("s")[0])
-    matcher.rewind(1)
-    assert not matcher.is_complete()
-    assert not matcher.allowed().is_empty
+    assert not matcher.is_accepting()
+    assert all(map(matcher.accept_token, tokenizer.encode("yes")))
+    assert matcher.is_accepting()
+    assert matcher.token_mask().is_empty
+    assert not matcher.accept_token(tokenizer.eos_token_id)
+    assert not matcher.accept_token(tokenizer.encode("s")[0])
+    matcher.rollback(1)
+    assert not matcher.is_accepting()
+    assert not matcher.token_mask().is_empty
 
 
 def test_special_tokens_are_never_legal(grammars: GrammarCompiler, tokenizer: Any) -> None:
@@ -230,17 +231,17 @@ def test_special_tokens_are_never_legal(grammars: GrammarCompiler, tokenizer: An
     special = set(tokenizer.all_special_ids) | {i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
     assert tokenizer.eos_token_id in special
     for token in tokenizer.encode("a <|im_end|", add_special_tokens=False):
-        assert not matcher.allowed().tensor()[sorted(special)].any()
-        assert not any(map(matcher.advance, special))
-        assert matcher.advance(token)
+        assert not matcher.token_mask().tensor()[sorted(special)].any()
+        assert not any(map(matcher.accept_token, special))
+        assert matcher.accept_token(token)
 
 
 def test_two_matchers_of_one_grammar_do_not_share_their_state(grammars: GrammarCompiler, grammar: Grammar) -> None:
     one, other = grammars.matcher(grammar), grammars.matcher(grammar)
-    start = other.allowed()
-    walk(one, seed=0)
-    assert other.allowed() == start
-    assert walk(other, seed=3) == walk(grammars.matcher(grammar), seed=3)
+    start = other.token_mask()
+    cursor(one, seed=0)
+    assert other.token_mask() == start
+    assert cursor(other, seed=3) == cursor(grammars.matcher(grammar), seed=3)
 
 
 @pytest.mark.parametrize(("grammar", "inside", "outside"), LANGUAGES, ids=[g.source[:60] for g, _, _ in LANGUAGES])
@@ -258,8 +259,8 @@ def test_what_a_walk_writes_is_valid(grammars: GrammarCompiler, tokenizer: Any) 
     finished = 0
     for seed in range(30):
         matcher = grammars.matcher(Grammar.json_schema(SHOP))
-        tokens = walk(matcher, seed, limit=200)
-        if matcher.is_complete():
+        tokens = cursor(matcher, seed, limit=200)
+        if matcher.is_accepting():
             finished += 1
             jsonschema.validate(json.loads(tokenizer.decode(tokens)), SHOP)
     assert finished > 10

@@ -13,9 +13,9 @@ from scripted import tokenizer
 
 from agentspec import Grammar
 from agentspec.chat import AnswerParser, ChatFormat, ToolCall
-from agentspec.constraints import compiler
-from agentspec.openers import MOST_HEADS, OPENERS, openers_for
-from agentspec.sequence import Matcher
+from agentspec.grammars import compiler
+from agentspec.grammars.call_openers import MOST_HEADS, OPENERS, openers_for
+from agentspec.grammars.matcher import Matcher
 
 DIALECTS = [
     ("qwen", None),
@@ -119,7 +119,7 @@ def matcher(template: str, dialect: str | None, parallel: int = 1) -> Matcher:
 def walked(made: Matcher, known: Any, text: str, step: int) -> bool:
     """Whether a matcher takes a text that is cut into tokens so many characters at a time; 0 for all of it at once."""
     pieces = [text[at : at + step] for at in range(0, len(text), step)] if step else [text]
-    return all(made.advance(token) for piece in pieces for token in encoded(known, piece))
+    return all(made.accept_token(token) for piece in pieces for token in encoded(known, piece))
 
 
 @cache
@@ -130,7 +130,7 @@ def encoded(known: Any, text: str) -> list[int]:
 
 def accepts(template: str, dialect: str | None, text: str, *, parallel: int = 1, step: int = 1) -> bool:
     made = matcher(template, dialect, parallel)
-    return walked(made, chat_of(template, dialect)[1], text, step) and made.is_complete()
+    return walked(made, chat_of(template, dialect)[1], text, step) and made.is_accepting()
 
 
 def read(chat: ChatFormat, text: str, step: int = 1) -> tuple[list[str], list[ToolCall]]:
@@ -204,13 +204,13 @@ def test_from_the_name_of_a_tool_on_only_a_valid_call_is_legal(
         closed = len(text) if text.endswith(("]", "`", ">")) else text.rindex("}") + 1
         made = matcher(template, dialect)
         assert walked(made, known, text[: armed - 1], 1)
-        assert made.is_complete()  # still text
+        assert made.is_accepting()  # still text
         assert walked(made, known, text[armed - 1], 1)
         for at in range(armed, closed):
-            assert not made.is_complete(), text[:at]
+            assert not made.is_accepting(), text[:at]
             assert not any(walked(made, known, wrong, 1) for wrong in "~\\H")
             assert walked(made, known, text[at], 1)
-        assert made.is_complete()
+        assert made.is_accepting()
 
 
 @pytest.mark.parametrize(("template", "dialect"), DIALECTS)
@@ -289,7 +289,7 @@ def test_the_tag_opens_anywhere_still(tags_are_tokens: bool) -> None:
     for before in ("", "Let me see.\n", '{"name": "Bob"}\n', "```python\n```\n", "<tools> or\n", '{"name": "'):
         made = compiler(known, len(known)).matcher(grammar)
         assert walked(made, known, before + call, 0)
-        assert made.is_complete()
+        assert made.is_accepting()
         for step in (1, 7, 1000):
             shown, calls = read(chat, before + call, step)
             assert "".join(shown) == before.removesuffix("\n")
@@ -321,7 +321,7 @@ def test_calls_are_read_behind_a_thought(thought: str, prompt_thinks: bool, tags
     ):
         made = compiler(known, len(known)).matcher(grammar)
         assert walked(made, known, thought + answer, 1)
-        assert made.is_complete()
+        assert made.is_accepting()
         if calls:
             made = compiler(known, len(known)).matcher(grammar)
             assert not walked(made, known, thought + answer.replace("Zürich", "Rome"), 1)
@@ -345,7 +345,7 @@ def test_a_thought_that_is_special_tokens_is_one_too() -> None:
         for answer in (call, f"Hm.\n{chat.form.call(*NOW)}", "Hm.", f"<tools>{call}</tools>"):
             made = compiler(known, len(known)).matcher(grammar)
             assert walked(made, known, before + answer, 0), before + answer
-            assert made.is_complete()
+            assert made.is_accepting()
         made = compiler(known, len(known)).matcher(grammar)
         assert not walked(made, known, before + call[:-2] + "7", 0)
 
@@ -421,10 +421,10 @@ def test_what_the_grammar_writes_reads_back_as_calls(template: str, dialect: str
         made = matcher(template, dialect, parallel)
         assert walked(made, known, head, 1)
         tokens: list[int] = []
-        while not made.is_complete() or (rng.random() < 0.7 and not made.is_over()):
-            legal = made.allowed()
+        while not made.is_accepting() or (rng.random() < 0.7 and not made.is_terminated()):
+            legal = made.token_mask()
             token = rng.choice([i for i in range(len(known)) if i in legal])
-            assert made.advance(token)
+            assert made.accept_token(token)
             tokens.append(token)
             assert len(tokens) < 2000
         text = head + known.decode(tokens)

@@ -9,7 +9,7 @@ import pytest
 import recorded
 
 from agentspec.report import AgentRun, RunRecord
-from agentspec.report.otel import tell
+from agentspec.report.views.otel import tell
 
 pytest.importorskip("opentelemetry.sdk")
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider

@@ -15,15 +15,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from agentspec import Grammar, GrammarError
-from agentspec.cache import DiskCache
-from agentspec.constraints.outlines import Compiler
-from agentspec.constraints.outlines import automaton as automata
-from agentspec.constraints.outlines.automaton import Automaton, build
-from agentspec.constraints.outlines.text import literal
-from agentspec.constraints.outlines.vocabulary import TokenTrie
 from agentspec.errors import TokenizerError
-from agentspec.folders import CACHE_VARIABLE
-from agentspec.tokens import token_bytes
+from agentspec.grammars.outlines import Compiler
+from agentspec.grammars.outlines import automaton as automata
+from agentspec.grammars.outlines.automaton import Automaton, build
+from agentspec.grammars.outlines.text import literal
+from agentspec.grammars.outlines.vocabulary import TokenTrie
+from agentspec.runtime.cache import DiskCache
+from agentspec.runtime.paths import CACHE_VARIABLE
+from agentspec.runtime.tokens import token_bytes
 
 FIRST = 1
 TEXTS = ["é", "a b", " naïve 💡", "def f(x):\n\treturn 1", "  ", "\x00"]
@@ -146,8 +146,8 @@ def test_a_long_counted_string_has_a_small_automaton(tokenizer: Any) -> None:
     grammar = Grammar.json_schema({"type": "string", "maxLength": 255})
     matcher = Compiler(tokenizer, len(tokenizer), None).matcher(grammar)
     for token in tokenizer.encode('"' + "é\\n" * 127 + 'x"', add_special_tokens=False):
-        assert matcher.advance(token)
-    assert matcher.is_complete()
+        assert matcher.accept_token(token)
+    assert matcher.is_accepting()
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_a_folder_that_others_may_enter_is_no_cache(
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     (tmp_path / "entries").mkdir(mode=0o755)
     matcher = Compiler(tokenizer, len(tokenizer)).matcher(Grammar.choice(["a"]))
-    assert matcher.advance(tokenizer.encode("a")[0])
+    assert matcher.accept_token(tokenizer.encode("a")[0])
     assert list((tmp_path / "entries").iterdir()) == []
 
 
@@ -240,5 +240,5 @@ def test_literals_match_themselves() -> None:
 
 
 def test_the_engine_does_without_the_package_outlines() -> None:
-    code = "import sys, agentspec.constraints.outlines; assert 'outlines' not in sys.modules"
+    code = "import sys, agentspec.grammars.outlines; assert 'outlines' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -9,10 +9,10 @@ import unicodedata
 
 import pytest
 
-from agentspec.constraints.outlines.automaton import Automaton, _from_table
-from agentspec.constraints.outlines.characters import category, python_shorthand, without_case
-from agentspec.constraints.outlines.compile import packed
-from agentspec.constraints.outlines.pattern import pattern, plain_pattern
+from agentspec.grammars.outlines.automaton import Automaton, _from_table
+from agentspec.grammars.outlines.characters import category, python_shorthand, without_case
+from agentspec.grammars.outlines.compile import packed
+from agentspec.grammars.outlines.pattern import pattern, plain_pattern
 
 TEXTS = ["".join(letters) for size in range(5) for letters in itertools.product("ab\n", repeat=size)]
 ATOMS = ["a", "b", ".", "[ab]", "[^a]", r"\n", r"\s", r"\S", r"\d", "[a-b]", r"[^\n]", r"[\s\S]", r"\x61", "ab"]

@@ -22,8 +22,8 @@ from agentspec import (
     SamplingParams,
     SpeculativeDecoder,
 )
-from agentspec.metrics import OUTCOMES, EngineMetrics, Meter
-from agentspec.report.prometheus import render
+from agentspec.engine.metrics import OUTCOMES, EngineMetrics, Meter
+from agentspec.engine.prometheus import render
 from agentspec.stats import RoundStats, RowStats
 
 pytestmark = pytest.mark.usefixtures("one_thread")

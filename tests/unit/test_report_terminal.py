@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from agentspec.report import Recorder, RunRecord, Step
-from agentspec.report.live import following, now
-from agentspec.report.terminal import bar, show, told_gain
+from agentspec.report.views.live import following, now
+from agentspec.report.views.terminal import bar, show, told_gain
 from agentspec.stats import RowStats, StepStats
 
 CYAN = "\x1b[36m"

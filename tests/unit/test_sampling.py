@@ -1,4 +1,4 @@
-"""The law a token is drawn from, against a slow reference; and the dice, with pinned seeds and bounds."""
+"""The law a token is drawn from, against a slow reference; and the rng, with pinned seeds and bounds."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from agentspec import InvalidRequestError, SamplingParams
-from agentspec.dice import CoupledDice, Dice, Role, sample_seed
+from agentspec.rng import CoupledRng, Role, SequenceRng, sample_seed
 from agentspec.sampling import Prefix, warp
 
 LARGEST = 1 - 2.0**-53
-"""The largest uniform that a dice can show."""
+"""The largest uniform that a rng can show."""
 
 
 def law(scores: SequenceOf[float], params: SamplingParams, legal: SequenceOf[bool] | None = None) -> list[float]:
@@ -230,7 +230,7 @@ def test_settings_at_the_bounds_are_taken() -> None:
     assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")  # type: ignore[arg-type]
 
 
-# The dice
+# The rng
 
 
 def offsets(rows: int, count: int) -> Tensor:
@@ -239,15 +239,15 @@ def offsets(rows: int, count: int) -> Tensor:
 
 
 def test_uniforms_are_reproducible_doubles_in_the_unit_interval() -> None:
-    u = Dice(range(1000), [0] * 1000).uniform(Role.ACCEPT, offsets(1000, 100))
+    u = SequenceRng(range(1000), [0] * 1000).uniform(Role.ACCEPT, offsets(1000, 100))
     assert u.dtype == torch.float64
     assert 0 <= u.min() < 1e-4
     assert 1 - 1e-4 < u.max() < 1
-    assert torch.equal(u, Dice(range(1000), [0] * 1000).uniform(Role.ACCEPT, offsets(1000, 100)))
+    assert torch.equal(u, SequenceRng(range(1000), [0] * 1000).uniform(Role.ACCEPT, offsets(1000, 100)))
 
 
-@pytest.mark.parametrize("kind", [Dice, CoupledDice])
-def test_a_rows_numbers_do_not_depend_on_its_neighbours(kind: type[Dice]) -> None:
+@pytest.mark.parametrize("kind", [SequenceRng, CoupledRng])
+def test_a_rows_numbers_do_not_depend_on_its_neighbours(kind: type[SequenceRng]) -> None:
     seeds, positions = [5, 2**64 - 1, -3, 5, 0], [0, 3, 7, 2, 0]
     laws = torch.rand(5, 7, generator=torch.Generator().manual_seed(0))
     batch, at = kind(seeds, positions), torch.tensor([0, 2, 1, 4, 0])
@@ -261,15 +261,15 @@ def test_a_rows_numbers_do_not_depend_on_its_neighbours(kind: type[Dice]) -> Non
 
 def test_an_offset_counts_from_the_position() -> None:
     for role in Role:
-        ahead = Dice([9], [3]).uniform(role, torch.tensor([[0, 1, 2]]))
-        there = [Dice([9], [at]).uniform(role, torch.tensor([0])) for at in (3, 4, 5)]
+        ahead = SequenceRng([9], [3]).uniform(role, torch.tensor([[0, 1, 2]]))
+        there = [SequenceRng([9], [at]).uniform(role, torch.tensor([0])) for at in (3, 4, 5)]
         assert torch.equal(ahead[0], torch.cat(there))
 
 
 def test_uniforms_look_independent() -> None:
     """Mean, variance, cells and correlations between roles, positions and seeds, at five standard errors."""
-    dice, rows, count = Dice(range(20_000), [0] * 20_000), 20_000, 10
-    u = torch.stack([dice.uniform(role, offsets(rows, count)) for role in Role])  # [role, seed, position]
+    rng, rows, count = SequenceRng(range(20_000), [0] * 20_000), 20_000, 10
+    u = torch.stack([rng.uniform(role, offsets(rows, count)) for role in Role])  # [role, seed, position]
     bound = 5 / math.sqrt(rows * count)
     for of_role in u:
         assert abs(of_role.mean() - 1 / 2) < bound * math.sqrt(1 / 12)
@@ -292,7 +292,7 @@ def test_uniforms_look_independent() -> None:
         assert abs((a * b).mean()) < 5 / math.sqrt(a.numel()), name
 
 
-class Rigged(Dice):
+class Rigged(SequenceRng):
     """Every uniform is the same."""
 
     def __init__(self, rows: int, u: float) -> None:
@@ -318,13 +318,13 @@ def test_a_token_without_mass_is_never_drawn(dtype: torch.dtype) -> None:
             assert torch.equal(drawn, positive.long().argmax(-1))
         if u == LARGEST:
             assert torch.equal(drawn, 1000 - positive.flip(-1).long().argmax(-1))
-    coupled = CoupledDice(range(200), [0] * 200).draw(laws, Role.TARGET, where)
+    coupled = CoupledRng(range(200), [0] * 200).draw(laws, Role.TARGET, where)
     assert bool(positive[rows, coupled].all())
 
 
-@pytest.mark.parametrize("kind", [Dice, CoupledDice])
+@pytest.mark.parametrize("kind", [SequenceRng, CoupledRng])
 @pytest.mark.parametrize("mass", [1.0, 0.125], ids=["a law", "a residual, not normalised"])
-def test_draws_follow_the_law(kind: type[Dice], mass: float) -> None:
+def test_draws_follow_the_law(kind: type[SequenceRng], mass: float) -> None:
     masses, rows = torch.tensor([0.4, 0.0, 0.25, 0.05, 0.3]), 50_000
     drawn = kind(range(rows), [2] * rows).draw(
         (masses * mass).expand(rows, 5), Role.TARGET, torch.zeros(rows, dtype=torch.long)
@@ -335,7 +335,7 @@ def test_draws_follow_the_law(kind: type[Dice], mass: float) -> None:
 
 def test_coupled_draws_of_neighbouring_positions_are_independent() -> None:
     rows, law_ = 50_000, torch.tensor([0.5, 0.5])
-    drawn = CoupledDice(range(rows), [0] * rows).draw(law_.expand(rows, 3, 2), Role.TARGET, offsets(rows, 3))
+    drawn = CoupledRng(range(rows), [0] * rows).draw(law_.expand(rows, 3, 2), Role.TARGET, offsets(rows, 3))
     cells = (drawn * torch.tensor([1, 2, 4])).sum(-1).bincount(minlength=8) / rows
     assert bool(((cells - 1 / 8).abs() < 5 * math.sqrt(1 / 8 * 7 / 8 / rows)).all())
 
@@ -343,11 +343,11 @@ def test_coupled_draws_of_neighbouring_positions_are_independent() -> None:
 def test_draft_and_target_share_their_noise() -> None:
     """The same law gives the same token in both roles; near laws agree nearly as often as any coupling can."""
     rows = 20_000
-    dice, where = CoupledDice(range(rows), [0] * rows), torch.zeros(rows, dtype=torch.long)
+    rng, where = CoupledRng(range(rows), [0] * rows), torch.zeros(rows, dtype=torch.long)
     p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.4, 0.35, 0.25])
-    of_p = dice.draw(p.expand(rows, 3), Role.TARGET, where)
-    assert torch.equal(of_p, dice.draw(p.expand(rows, 3), Role.DRAFT, where))
-    agreement = (of_p == dice.draw(q.expand(rows, 3), Role.DRAFT, where)).double().mean().item()
+    of_p = rng.draw(p.expand(rows, 3), Role.TARGET, where)
+    assert torch.equal(of_p, rng.draw(p.expand(rows, 3), Role.DRAFT, where))
+    agreement = (of_p == rng.draw(q.expand(rows, 3), Role.DRAFT, where)).double().mean().item()
     distance = 0.1  # total variation of p and q
     slack = 5 * math.sqrt(0.25 / rows)
     assert (1 - distance) / (1 + distance) - slack < agreement < 1 - distance + slack
@@ -355,10 +355,10 @@ def test_draft_and_target_share_their_noise() -> None:
 
 def test_coupled_draws_of_a_block_are_those_of_its_positions() -> None:
     laws = torch.rand(6, 4, 5, generator=torch.Generator().manual_seed(0))
-    dice = CoupledDice(range(6), [3, 1, 4, 1, 5, 9])
-    block = dice.draw(laws, Role.TARGET, offsets(6, 4))
+    rng = CoupledRng(range(6), [3, 1, 4, 1, 5, 9])
+    block = rng.draw(laws, Role.TARGET, offsets(6, 4))
     for k in range(4):
-        assert torch.equal(block[:, k], dice.draw(laws[:, k], Role.DRAFT, torch.full((6,), k)))
+        assert torch.equal(block[:, k], rng.draw(laws[:, k], Role.DRAFT, torch.full((6,), k)))
 
 
 def test_sample_seeds_are_distinct_and_the_first_is_the_requests_own() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from agentspec import Grammar, GrammarError
-from agentspec.constraints.outlines.json_regex import json_regex
-from agentspec.schema_tools import checked, closed, to_json
+from agentspec.grammars.outlines.json_regex import json_regex
+from agentspec.grammars.schema_tools import checked, closed, to_json
 
 
 def tool(parameters: Any) -> dict[str, Any]:

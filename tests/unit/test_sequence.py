@@ -10,7 +10,7 @@ import torch
 from enumeration import AutomatonMatcher, TableModel
 
 from agentspec import Batch, FinishReason, ModelDrafter, SamplingParams, Sequence, SpeculativeDecoder
-from agentspec.detokenizer import Detokenizer
+from agentspec.runtime.detokenizer import Detokenizer
 from agentspec.sampling import warp
 
 PIECES = ("a", "b", "c", "abc", "xay", "</s>")

@@ -9,7 +9,7 @@ import pytest
 from scripted import Oracle, ScriptedModel, tokenizer
 
 from agentspec import Cascade, FinishReason, LocalEngine, Request, SamplingParams, Sequence, SpeculativeDecoder
-from agentspec.detokenizer import Detokenizer
+from agentspec.runtime.detokenizer import Detokenizer
 
 # Letters, a token of several, two special tokens, and the three bytes of a sign.
 PIECES = (b"a", b"b", b"ab", b"<s>", b"<t>", *(bytes([byte]) for byte in "€".encode()))

@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentspec import Batch, Cascade, Drafter, FinishReason, SamplingParams, Sequence, SpeculativeDecoder, SuffixDrafter
-from agentspec.constraints import Walk
 from agentspec.drafters import Draft
 from agentspec.drafters.suffix.endings import Endings
+from agentspec.grammars import GrammarCursor
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -38,13 +38,13 @@ def proposals(
 ) -> list[tuple[list[int], list[int]]]:
     """Per row, the span and its evidence, behind ``drafted``."""
     batch = Batch(sequences)
-    walk = Walk(batch, VOCABULARY)
+    cursor = GrammarCursor(batch.sequences, VOCABULARY)
     for row in range(len(batch)):
         for token in drafted:
-            walk.advance(row, token)
-    draft = drafter.propose(batch, [gamma] * len(batch), walk)
+            cursor.consume(row, token)
+    draft = drafter.propose(batch, [gamma] * len(batch), cursor)
     assert draft.q is None
-    walk.settle()
+    cursor.reset()
     return list(zip(draft.spans, map(list, draft.evidence_or_zero()), strict=True))
 
 
@@ -398,10 +398,10 @@ class Remembering(Drafter):
         self.drafter._latest = []
         self.proposed = 0
 
-    def propose(self, batch: Batch, gamma: SequenceOf[int], walk: Walk) -> Any:
+    def propose(self, batch: Batch, gamma: SequenceOf[int], cursor: GrammarCursor) -> Any:
         drafter = SuffixDrafter(scope="engine")
         drafter._memory = copy.deepcopy(self.drafter._memory)
-        draft = drafter.propose(batch, gamma, walk)
+        draft = drafter.propose(batch, gamma, cursor)
         self.proposed += sum(map(len, draft.spans))
         return draft
 
@@ -449,11 +449,11 @@ class Saying(Drafter):
     def __init__(self, name: str, span: SequenceOf[int]) -> None:
         self.name, self._span, self.asked_at = name, list(span), list[int]()
 
-    def propose(self, batch: Batch, gamma: SequenceOf[int], walk: Walk) -> Draft:
+    def propose(self, batch: Batch, gamma: SequenceOf[int], cursor: GrammarCursor) -> Draft:
         said = [] if self.asked_at else self._span
-        self.asked_at.append(walk.drafted(0))
+        self.asked_at.append(cursor.drafted(0))
         for token in said:
-            walk.advance(0, token)
+            cursor.consume(0, token)
         return Draft.of_spans([said], batch.device)
 
 
@@ -461,6 +461,6 @@ def test_a_drafter_is_asked_again_only_where_others_went_on() -> None:
     grammar = AutomatonMatcher({0: {0: 1, 1: 1}, 1: {0: 2}, 2: {0: 2, 1: 2}}, set())  # the second token is forced
     first, second, third = Saying("one", [1]), Saying("two", []), Saying("two", [1, 1])
     batch = Batch([Sequence([0], UNBOUNDED, matcher=grammar)])
-    draft = Cascade([first, second, third]).propose(batch, [9], Walk(batch, 3))
+    draft = Cascade([first, second, third]).propose(batch, [9], GrammarCursor(batch.sequences, 3))
     assert (draft.spans, draft.sources) == ([[1, 0, 1, 1]], [["one", "forced", "two", "two"]])
     assert (first.asked_at, second.asked_at, third.asked_at) == ([0, 2, 4], [2, 4], [2])

@@ -12,10 +12,11 @@ import pytest
 import torch
 from scripted import ScriptedModel, tokenizer
 
-from agentspec import Grammar, LocalEngine, Request, SamplingParams, SpeculativeDecoder, thread_budget, threads
-from agentspec.admission import Admission
-from agentspec.thread_budget import WINDOW_S, ThreadBudget, Times, read_times
-from agentspec.threads import apart, run_apart
+from agentspec import Grammar, LocalEngine, Request, SamplingParams, SpeculativeDecoder
+from agentspec.engine.admission import Admission
+from agentspec.runtime import thread_budget, threads
+from agentspec.runtime.thread_budget import WINDOW_S, ThreadBudget, Times, read_times
+from agentspec.runtime.threads import apart, run_apart
 
 STEP_S = 2 * WINDOW_S
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentspec.report import AgentRun, RunRecord
-from agentspec.report.trace import trace
+from agentspec.report.views.trace import trace
 
 RUNS = {"simple": recorded.simple, "busy": recorded.busy, "third_party": recorded.third_party}
 RUNS |= {"empty": recorded.empty, "long": recorded.long}

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from agentspec.errors import CacheError
-from agentspec.folders import CACHE_VARIABLE, expect_own, expect_private, own_folder, root
+from agentspec.runtime.paths import CACHE_VARIABLE, check_own, check_private, own_folder, root
 
 ME = os.getuid()
 
@@ -72,7 +72,7 @@ def test_folders_are_made_for_the_user_alone(cache: Path) -> None:
         os.umask(before)
     assert [path.stat().st_mode & 0o777 for path in (made, cache, cache.parent)] == [0o700] * 3
     assert own_folder(made) == made
-    expect_private(made)
+    check_private(made)
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o757, 0o722, 0o1777, 0o1770])
@@ -88,7 +88,7 @@ def test_a_folder_that_others_may_read_is_the_users_own(mode: int, cache: Path) 
     own_folder(cache).chmod(mode)
     assert own_folder(cache) == cache
     with pytest.raises(CacheError, match="closed to others"):
-        expect_private(cache)
+        check_private(cache)
 
 
 @pytest.mark.parametrize("part", ["", "kernels"])
@@ -160,7 +160,7 @@ def test_links_that_lead_nowhere_are_errors_of_the_system(cache: Path) -> None:
     with pytest.raises(OSError, match="cache"):
         own_folder(cache / "kernels")
     with pytest.raises(OSError, match="cache"):
-        expect_own(cache)
+        check_own(cache)
     cache.unlink()
     cache.write_text("a file")
     with pytest.raises(OSError, match="cache"):

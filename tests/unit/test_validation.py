@@ -11,14 +11,14 @@ from typing import Any
 import foreign_tokenizers as foreign
 import pytest
 
-from agentspec import Grammar, ecma
-from agentspec.constraints import compiler
-from agentspec.constraints.outlines.formats import FORMATS as OF_OUTLINES
+from agentspec import Grammar
 from agentspec.errors import GrammarError
-from agentspec.formats import CHECKS
-from agentspec.schema_tools import FORMATS
-from agentspec.tokens import exact_decoder
-from agentspec.validation import validator
+from agentspec.grammars import compiler
+from agentspec.grammars.outlines.formats import FORMATS as OF_OUTLINES
+from agentspec.grammars.schema_tools import FORMATS, ecma
+from agentspec.grammars.schema_tools.formats import CHECKS
+from agentspec.grammars.schema_tools.validator import validator
+from agentspec.runtime.tokens import exact_decoder
 
 
 def why(schema: Any, text: str) -> str | None:
@@ -169,13 +169,13 @@ def test_what_an_engine_writes_of_a_format_passes_the_check(engine: str) -> None
         schema = {"type": "string", "format": name}
         for _ in range(6):
             matcher, ids = grammars.matcher(Grammar.json_schema(schema)), []
-            while not matcher.is_over() and len(ids) < 60:
-                legal = matcher.allowed().tensor().nonzero().flatten().tolist()
+            while not matcher.is_terminated() and len(ids) < 60:
+                legal = matcher.token_mask().tensor().nonzero().flatten().tolist()
                 if not legal:
                     break
                 # What may end a string is taken often: some formats have no longest text.
                 closing = [i for i in legal if decode([i]).startswith('"')] if ids else []
                 ids.append(rng.choice(closing if closing and rng.random() < 0.3 else legal))
-                assert matcher.advance(ids[-1])
-            if matcher.is_complete():
+                assert matcher.accept_token(ids[-1])
+            if matcher.is_accepting():
                 assert why(schema, decode(ids)) is None, (name, decode(ids))

@@ -15,11 +15,13 @@ from langchain_core.tools import StructuredTool
 from rich.console import Console
 
 from agentspec import cli
+from agentspec.engine import prometheus
+from agentspec.engine.metrics import Meter
 from agentspec.errors import InvalidRequestError
-from agentspec.metrics import Meter
-from agentspec.report import AgentRun, live, prometheus, terminal
+from agentspec.report import AgentRun
 from agentspec.report.recorder import Recorder
-from agentspec.visible import visible
+from agentspec.report.views import live, terminal
+from agentspec.runtime.visible import visible
 from langchain_agentspec import track_latency
 
 EVIL = "x\x1b]0;title\x07\x1b[2J\x9b2J\r\x08\x7f\u202e\ufeff[bold]\tend"
@@ -116,7 +118,7 @@ def test_commands_show_them_as_escapes(run: AgentRun, tmp_path: Path, capsys: An
     def broken(_: Any) -> int:
         raise InvalidRequestError(EVIL)
 
-    monkeypatch.setattr("agentspec.commands.report.run", broken)
+    monkeypatch.setattr("agentspec.cli.report.run", broken)
     assert cli.main(["report", str(path)]) == 2
     captured = capsys.readouterr()
     assert not STEERING.search(captured.out + captured.err)

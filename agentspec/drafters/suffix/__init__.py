@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
-from agentspec.constraints import Walk
+from agentspec.batch import Batch
 from agentspec.drafters import Draft, Drafter
 from agentspec.drafters.suffix.endings import SEPARATOR, Memory, Prompts, Text
 from agentspec.errors import shown
-from agentspec.sequence import Batch
+from agentspec.grammars import GrammarCursor
+from agentspec.runtime.threads import exclusive
 from agentspec.sequence import Sequence as TokenSequence
-from agentspec.threads import exclusive
 
 Place: TypeAlias = "tuple[array[int], int]"
 """A text, and where in it the continuation of an occurrence begins."""
@@ -83,14 +83,14 @@ class SuffixDrafter(Drafter):
         self._memory = Memory(self._lengths, memory if scope == "engine" else 0)
 
     @exclusive()  # of two engines, say
-    def propose(self, batch: Batch, gamma: Sequence[int], walk: Walk) -> Draft:
+    def propose(self, batch: Batch, gamma: Sequence[int], cursor: GrammarCursor) -> Draft:
         """The likeliest continuation of the longest match, up to ``gamma[b]`` tokens."""
         if self.scope == "engine":
             self._remember()
         texts = [self._text(sequence) for sequence in batch.sequences]
         self._latest = texts if self.scope == "engine" else []
         others = [self._others(sequence, batch) for sequence in batch.sequences]
-        spans = [self._span(b, gamma[b], walk, texts[b], others[b]) for b in range(len(batch))]
+        spans = [self._span(b, gamma[b], cursor, texts[b], others[b]) for b in range(len(batch))]
         return Draft.of_spans(
             [tokens for tokens, _ in spans], batch.device, evidence=[evidence for _, evidence in spans]
         )
@@ -125,22 +125,24 @@ class SuffixDrafter(Drafter):
         texts = [self._text(other) for other in others if other is not sequence and other.length]
         return [text for text in texts if not text.is_kept]
 
-    def _span(self, row: int, gamma: int, walk: Walk, text: Text, others: list[Text]) -> tuple[list[int], list[int]]:
+    def _span(
+        self, row: int, gamma: int, cursor: GrammarCursor, text: Text, others: list[Text]
+    ) -> tuple[list[int], list[int]]:
         """Tokens, and the evidence for each."""
         if gamma < 1:
             return [], []
-        start, drafted = len(text.ids), walk.drafted(row)
+        start, drafted = len(text.ids), cursor.drafted(row)
         probability = text.probability_behind(drafted)
         try:
             if drafted:
-                text.ids.extend(walk.tokens(row))
+                text.ids.extend(cursor.tokens(row))
             places, match = self._longest(text, others)
             span: list[int] = []
             evidence: list[int] = []
-            while places and len(span) < gamma and walk.is_open(row):
+            while places and len(span) < gamma and cursor.is_open(row):
                 following = [ids[at] for ids, at in places if at < len(ids) and ids[at] != SEPARATOR]
-                token, share, count = _likeliest(following, lambda token: walk.allows(row, token))
-                if token is None or probability * share < self.min_probability or not walk.take(row, token):
+                token, share, count = _likeliest(following, lambda token: cursor.allows(row, token))
+                if token is None or probability * share < self.min_probability or not cursor.try_consume(row, token):
                     break
                 probability *= share
                 evidence.append(_evidence(match + len(span), share, count))
@@ -149,7 +151,7 @@ class SuffixDrafter(Drafter):
                 places = [(ids, at + 1) for ids, at in places if at < len(ids) and ids[at] == token]
         finally:
             text.cut(start)
-        text.asked = (start, walk.drafted(row), probability)
+        text.asked = (start, cursor.drafted(row), probability)
         return span, evidence
 
     def _longest(self, text: Text, others: list[Text]) -> tuple[list[Place], int]:

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from agentspec.models.cost import PassCost
+from agentspec.models.pass_cost import PassCost
+from agentspec.runtime.threads import apart
 from agentspec.stats import PHASES, StepStats
 from agentspec.theory import walltime_improvement
-from agentspec.threads import apart
 from comparison.systems import Answer
 from comparison.timing import Played
 from comparison.work import Workload

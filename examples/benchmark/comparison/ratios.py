@@ -54,9 +54,9 @@ def interval(rows: Sequence[Sequence[float]], seed: int = 0) -> tuple[float, flo
 
     Rows are drawn with all of their repeats, for repeats of a row are alike; of a single row, the repeats are drawn.
     """
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     units = [list(row) for row in rows] if len(rows) > 1 else [[value] for value in rows[0]]
-    medians = sorted(_median(dice.choices(units, k=len(units))) for _ in range(RESAMPLES))
+    medians = sorted(_median(rng.choices(units, k=len(units))) for _ in range(RESAMPLES))
     cut = int((1 - COVERAGE) / 2 * RESAMPLES)
     return medians[cut], medians[-1 - cut]
 

@@ -12,9 +12,9 @@ from generate_peer import constrained, first_forward
 from transformers import AutoModelForCausalLM
 
 from agentspec import LocalEngine, embedded
-from agentspec.constraints import begin, compiler
+from agentspec.grammars import begin, compiler
+from agentspec.runtime.threads import apart
 from agentspec.stats import StepStats
-from agentspec.threads import apart
 from comparison.work import Item, Workload
 
 LOOKUP_TOKENS = 10

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from agentspec import Grammar, embedded
-from agentspec.schema_tools import JSON_FORM, without_unknown_formats
+from agentspec.grammars.schema_tools import JSON_FORM, without_unknown_formats
 from comparison.systems import Answer
 from comparison.work import Item, Workload
 

@@ -20,8 +20,8 @@ from transformers import PreTrainedModel
 
 from agentspec import Batch, CausalLM, LocalEngine, ModelDrafter, Request, SamplingParams
 from agentspec import SpeculativeDecoder as Decoder
-from agentspec.dice import Dice, Role
 from agentspec.models.fusion import fused_modules
+from agentspec.rng import Role, SequenceRng
 from gpu_parts.models import Scale, Widened, fused, random_model
 
 GAMMAS = (0, 1, 4, 8)
@@ -159,8 +159,8 @@ def _gap(target: CausalLM, prompt: list[int], plain: tuple[int, ...], other: tup
     return float((scores[plain[at]] - scores[other[at]]).abs())
 
 
-class _AtEdges(Dice):
-    """A dice whose every number lies on an edge of the decision: where rounding shows."""
+class _AtEdges(SequenceRng):
+    """A rng whose every number lies on an edge of the decision: where rounding shows."""
 
     needs_edges = True
 
@@ -191,12 +191,12 @@ def zero_mass(vocabulary: int, device: str, rows: int = 16, tries: int = 24) -> 
     empty = law == 0
     for k in range(tries):
         at = torch.randint(vocabulary, (rows, 1), device=device, generator=generator)
-        dice = _AtEdges(rows, device, lambda edges, at=at, k=k: _edge(edges, at, k))  # type: ignore[misc]
-        for some in (dice, Dice([k * rows + row for row in range(rows)], [0] * rows, device)):
+        rng = _AtEdges(rows, device, lambda edges, at=at, k=k: _edge(edges, at, k))  # type: ignore[misc]
+        for some in (rng, SequenceRng([k * rows + row for row in range(rows)], [0] * rows, device)):
             tokens = some.draw(law, Role.TARGET, offsets)
             wrong += int(empty.gather(1, tokens[:, None]).sum())
             drawn += rows
-    steps = dice.edges.diff(dim=1)
+    steps = rng.edges.diff(dim=1)
     slivers, falls = int((steps[empty[:, 1:]] > 0).sum()), int((steps < 0).sum())
     detail = f"{wrong} of {drawn} draws; {slivers} slivers in {int(empty.sum())} such tokens, {falls} falls of the sum"
     return Finding("no token without mass is drawn", wrong == slivers == falls == 0, detail)
@@ -248,7 +248,7 @@ def _case(module: ModuleType, device: str, drafter: str, setting: str, task: str
             return scores.to(device)
 
     class Branching(module.EnumeratingDice):  # type: ignore[misc, name-defined]
-        """The enumerating dice, its numbers on the device."""
+        """The enumerating rng, its numbers on the device."""
 
         def uniform(self, role: Role, offsets: Tensor, edges: Tensor | None = None) -> Tensor:
             numbers: Tensor = super().uniform(role, offsets, edges)
@@ -259,7 +259,7 @@ def _case(module: ModuleType, device: str, drafter: str, setting: str, task: str
     decoder = Decoder(target, module.drafters(target, draft)[drafter], gamma=gamma)
     with (
         mock.patch.object(module, "EnumeratingDice", Branching),
-        mock.patch.object(module, "Batch", lambda sequences, dice: Batch(sequences, device, dice)),
+        mock.patch.object(module, "Batch", lambda sequences, rng: Batch(sequences, device, rng)),
     ):
         found = what.emitted(decoder.round, setting)
     error: float = module.largest_error(found, what.plain(target, setting))

@@ -76,13 +76,13 @@ EIGHT_BILLION = Scale(Shape(1024, 3584, 8, 2, 128, 4), Shape(4096, 14336, 32, 8,
 def random_model(shape: Shape, vocabulary: int, device: str, dtype: torch.dtype, seed: int = 0) -> PreTrainedModel:
     """A random Llama whose every layer matters and whose scores have the spread ``SPREAD``."""
     model = _empty(shape.config(vocabulary), device, dtype)
-    dice = torch.Generator(device).manual_seed(seed)
+    rng = torch.Generator(device).manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1:
-                parameter.uniform_(0.5, 1.5, generator=dice)  # norms of which none is the identity
+                parameter.uniform_(0.5, 1.5, generator=rng)  # norms of which none is the identity
             else:
-                parameter.normal_(0, _deviation(name, parameter.shape[1]), generator=dice)
+                parameter.normal_(0, _deviation(name, parameter.shape[1]), generator=rng)
     return model
 
 
@@ -123,7 +123,7 @@ class Widened:
         ``noise`` is the deviation of what is added to every matrix, in units of that of a random one. What writes in
         the added layers is such noise alone.
         """
-        dice = torch.Generator(self.model.device).manual_seed(1)
+        rng = torch.Generator(self.model.device).manual_seed(1)
         for name, parameter in self.model.named_parameters():
             known = self._small.get(name)
             if parameter.dim() == 1:
@@ -135,7 +135,7 @@ class Widened:
             is_added_reader = known is None and not any(write in name for write in _WRITES)
             strength = 1.0 if is_added_reader else noise
             # The signal stands in the small model's channels only.
-            parameter.normal_(0, strength * _deviation(name, min(parameter.shape[1], self._channels)), generator=dice)
+            parameter.normal_(0, strength * _deviation(name, min(parameter.shape[1], self._channels)), generator=rng)
             if known is not None:
                 parameter[: known.shape[0], : known.shape[1]] += known
 
@@ -163,8 +163,8 @@ def search_noise(wide: Widened, draft: PreTrainedModel, alpha: float, steps: int
     """
     if not 0 < alpha < 1:
         raise ValueError(f"alpha is an acceptance rate between 0 and 1, got {alpha}.")
-    dice = torch.Generator().manual_seed(3)
-    contexts = torch.randint(wide.model.config.vocab_size, (4, 64), generator=dice).to(wide.model.device)
+    rng = torch.Generator().manual_seed(3)
+    contexts = torch.randint(wide.model.config.vocab_size, (4, 64), generator=rng).to(wide.model.device)
     low, high = math.log(1e-4), math.log(1.0)
     tried: dict[float, float] = {}
     for _ in range(steps):

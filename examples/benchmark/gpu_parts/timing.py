@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from agentspec import Batch, CausalLM, LocalEngine, ModelDrafter, Request, SamplingParams, Sequence, theory
 from agentspec import SpeculativeDecoder as Decoder
 from agentspec.draft_length import Auto
-from agentspec.models.cost import PassCost
+from agentspec.models.pass_cost import PassCost
 from agentspec.stats import StepStats
 
 PLAIN, AUTO = "agentspec plain", "agentspec gamma auto"
@@ -127,8 +127,8 @@ def race(ways: dict[str, Play], batch: int, tokens: int, vocabulary: int, repeat
     for repeat in range(repeats + 1):
         if repeat > 1 and left() <= 0:
             break
-        dice = torch.Generator().manual_seed(1000 * batch + repeat)
-        prompts: list[list[int]] = torch.randint(vocabulary, (batch, PROMPT), generator=dice).tolist()
+        rng = torch.Generator().manual_seed(1000 * batch + repeat)
+        prompts: list[list[int]] = torch.randint(vocabulary, (batch, PROMPT), generator=rng).tolist()
         for name, play in ways.items():
             if timed[name].error is not None:
                 continue
@@ -216,8 +216,8 @@ def outside_kernels(way: str, decoder: Decoder, device: str, rounds: int) -> Sha
 
 def _begun(decoder: Decoder, device: str, seed: int) -> Sequence:
     """A sequence behind a prompt that was read."""
-    dice = torch.Generator().manual_seed(seed)
-    prompt = torch.randint(decoder.target.vocab_size, (PROMPT,), generator=dice).tolist()
+    rng = torch.Generator().manual_seed(seed)
+    prompt = torch.randint(decoder.target.vocab_size, (PROMPT,), generator=rng).tolist()
     decoder.prefill([prompt])
     wait(device)
     return Sequence(prompt, SamplingParams(), seed=seed)

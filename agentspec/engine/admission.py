@@ -1,0 +1,202 @@
+"""Requests become sequences: all that can be wrong with one is found here, before any compute, and within bounds."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import threading
+import time
+import weakref
+from collections.abc import Callable, Collection
+from collections.abc import Sequence as SequenceOf
+from typing import Any
+
+from agentspec.engine.request import Request
+from agentspec.errors import ContextOverflowError, EngineStuckError, InvalidRequestError, shown
+from agentspec.grammars import GrammarCompiler, GrammarEngine, Matcher, begin, compiler
+from agentspec.grammars.grammar import Grammar
+from agentspec.models import max_context
+from agentspec.rng import Acceptance, fresh_seed, sample_seed
+from agentspec.runtime.detokenizer import Detokenizer
+from agentspec.runtime.threads import OverdueError, run_apart, stack_of
+from agentspec.runtime.tokens import exact_decoder
+from agentspec.sampling import SamplingParams
+from agentspec.sequence import Sequence
+from agentspec.speculative import SpeculativeDecoder
+
+_TEXTS = 1 << 14  # of few tokens, that are kept
+
+
+class Family(list[Sequence]):
+    """Sequences that may look at each other's text; forgotten with the last of them."""
+
+
+class Admission:
+    """Makes the sequences of requests.
+
+    Args:
+        decoder: that will decode them.
+        tokenizer: gives text and grammars; None where only ids are asked for.
+        end_tokens: ids that end every sequence.
+        grammar_engine: makes the masks of grammars, where a request does not name its own.
+    """
+
+    def __init__(
+        self,
+        decoder: SpeculativeDecoder,
+        tokenizer: Any,
+        end_tokens: Collection[int],
+        grammar_engine: GrammarEngine,
+    ) -> None:
+        self._decoder = decoder
+        self._tokenizer = tokenizer
+        self._end_tokens = frozenset(end_tokens)
+        self._grammar_engine = grammar_engine
+        self._families: weakref.WeakValueDictionary[str, Family] = weakref.WeakValueDictionary()
+        self._compilers: dict[GrammarEngine, GrammarCompiler] = {}
+        self._decoders: dict[tuple[bool, bool], Callable[[list[int]], str]] = {}
+
+    def __call__(self, request: Request) -> list[Sequence]:
+        """Return the samples of a request, at their start.
+
+        Raises:
+            InvalidRequestError: for a request that cannot be served.
+            EngineStuckError: where its grammar takes longer than the request may.
+        """
+        began = time.perf_counter()
+        limit = self._check(request)
+        params, prompt = request.params, list(request.prompt)
+        seed, detokenizer = fresh_seed() if params.seed is None else params.seed, self._detokenizers(request)
+        samples = [
+            Sequence(
+                prompt,
+                params,
+                matcher=matcher,
+                end_tokens=self._end_tokens,
+                detokenizer=detokenizer(),
+                seed=sample_seed(seed, index),
+                limit=None if limit is None else limit - len(prompt),
+                gamma=request.gamma,
+                acceptance=request.acceptance or self._acceptance(request),
+            )
+            for index, matcher in enumerate(self._matchers(request, began))
+        ]
+        family = Family() if request.family is None else self._families.setdefault(request.family, Family())
+        family.extend(samples)
+        for sample in samples:
+            sample.siblings = family
+        return samples
+
+    def _check(self, request: Request) -> int | None:
+        """Make sure that a request can be served; return the model's context, None without a bound."""
+        params, prompt, vocab_size = request.params, request.prompt, self._decoder.target.vocab_size
+        if not prompt:
+            raise InvalidRequestError("The prompt is empty; a model needs at least one token to go on from.")
+        limit = max_context(self._decoder.target)
+        if limit is not None and len(prompt) >= limit:
+            raise ContextOverflowError(
+                f"The prompt has {len(prompt)} tokens and leaves no room in the model's context of {limit}; shorten it."
+            )
+        _check_ids("prompt", prompt, vocab_size)
+        for name in ("stop_token_ids", "banned_token_ids", "logit_bias"):
+            ids = getattr(params, name)
+            if len(ids) > vocab_size:
+                raise InvalidRequestError(
+                    f"{name} holds {len(ids):,} ids, more than the {vocab_size:,} that the model has; leave out those "
+                    "that repeat."
+                )
+            _check_ids(name, ids, vocab_size)
+        if params.stop and self._tokenizer is None:
+            raise InvalidRequestError("Stop strings need an engine with a tokenizer; use stop_token_ids without one.")
+        return limit
+
+    def _acceptance(self, request: Request) -> Acceptance:
+        """Who names a seed wants the same text again; where gamma depends on a clock, only coupled drawing gives it."""
+        is_timed = request.gamma is None and self._decoder.draft_length.is_timed
+        return "coupled" if is_timed and request.params.seed is not None else self._decoder.acceptance
+
+    def _matchers(self, request: Request, began: float) -> SequenceOf[Matcher | None]:
+        """A matcher for every sample; made apart, where compiling may take longer than the request has."""
+        if request.grammar is None:
+            return [None] * request.n
+        grammar, left = request.grammar, request.timeout_s
+        if left is not None:
+            left = min(max(0.0, left - (time.perf_counter() - began)), threading.TIMEOUT_MAX)
+        try:
+            return run_apart(
+                lambda: [self._matcher(request, grammar) for _ in range(request.n)], "grammar", left, on_idle_cores=True
+            )
+        except OverdueError as error:
+            raise EngineStuckError(
+                f"The request took longer than its timeout of {request.timeout_s:g} s: its grammar is still being "
+                f"compiled, in a thread that cannot be ended and is at:\n{stack_of(error.thread)}\n"
+                "Allow for it in the timeout, or ask for a smaller grammar."
+            ) from None
+
+    def _matcher(self, request: Request, grammar: Grammar) -> Matcher:
+        if self._tokenizer is None:
+            raise InvalidRequestError("Grammars need an engine with a tokenizer.")
+        name = request.grammar_engine or self._grammar_engine
+        if name not in self._compilers:
+            self._compilers[name] = compiler(self._tokenizer, self._decoder.target.vocab_size, name)
+        if request.validate:
+            grammar = dataclasses.replace(grammar, lenient=True)
+        return begin(grammar, self._compilers[name], self._tokenizer)
+
+    def _detokenizers(self, request: Request) -> Callable[[], Detokenizer | None]:
+        """What makes the detokenizer of a sample; what all of a request share is found once."""
+        if self._tokenizer is None:
+            return lambda: None
+
+        params, is_exact = request.params, request.grammar is not None and not request.grammar.is_free
+        skip_special = params.skip_special_tokens
+        hidden = frozenset(self._tokenizer.all_special_ids) if skip_special else frozenset()
+        skip = hidden | self._end_tokens | frozenset(params.stop_token_ids)
+        spelled = _spelled(self._tokenizer, skip, params) if params.stop else {}
+        return lambda: Detokenizer(
+            self._decode(skip_special, is_exact),
+            skip=skip,
+            spelled=Detokenizer(self._decode(False, is_exact), apart=frozenset(spelled)) if spelled else None,
+            textless=frozenset(spelled.values()),
+        )
+
+    def _decode(self, skip_special: bool, is_exact: bool) -> Callable[[list[int]], str]:
+        kind = (skip_special, is_exact)
+        if kind not in self._decoders:
+            self._decoders[kind] = _decoder(self._tokenizer, *kind)
+        return self._decoders[kind]
+
+
+def _spelled(tokenizer: Any, skip: Collection[int], params: SamplingParams) -> dict[int, str]:
+    """How tokens that have no text are spelled, where a stop string holds one."""
+    added = getattr(tokenizer, "added_tokens_decoder", {}) if params.skip_special_tokens else {}
+    ids = {*(i for i, token in added.items() if token.special), *skip}
+    spelled = {i: text for i in ids if (text := tokenizer.decode([i], skip_special_tokens=False))}
+    return spelled if any(text in stop for text in spelled.values() for stop in params.stop) else {}
+
+
+def _check_ids(name: str, ids: Collection[int], vocab_size: int) -> None:
+    outside = [i for i in ids if not 0 <= i < vocab_size]
+    if outside:
+        raise InvalidRequestError(
+            f"{name} holds ids outside the vocabulary of {vocab_size}: {', '.join(map(shown, outside[:5]))}."
+        )
+
+
+def _decoder(tokenizer: Any, skip_special: bool, is_exact: bool) -> Callable[[list[int]], str]:
+    """Ids to text, for a detokenizer: it asks for few ids at a time, and often for the same.
+
+    Args:
+        tokenizer: of transformers.
+        skip_special: whether special tokens have no text.
+        is_exact: whether the text is that of the tokens' bytes, which a grammar describes.
+    """
+    if is_exact:
+        return exact_decoder(tokenizer, skip_special_tokens=skip_special)
+
+    @functools.lru_cache(maxsize=_TEXTS)
+    def decoded(ids: tuple[int, ...]) -> str:
+        text: str = tokenizer.decode(list(ids), skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
+        return text
+
+    return lambda ids: decoded(tuple(ids))

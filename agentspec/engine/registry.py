@@ -1,0 +1,163 @@
+"""Target/draft pairs: loading them, translating where their tokens differ, and sharing them in the process."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from agentspec.drafters import Drafter
+from agentspec.drafters.cascade import Cascade
+from agentspec.drafters.model import ModelDrafter
+from agentspec.drafters.suffix import SuffixDrafter
+from agentspec.engine.local import LocalEngine
+from agentspec.errors import IncompatiblePairError, ModelLoadError, TokenizerError
+from agentspec.models.backends.native import Compile
+from agentspec.models.causal_lm import CausalLM
+from agentspec.models.cross_vocab.translated import TranslatedModel
+from agentspec.models.cross_vocab.translation import Translation
+from agentspec.models.embedded import path as embedded_path
+from agentspec.runtime.threads import in_forked_child
+from agentspec.speculative import SpeculativeDecoder
+
+EMBEDDED = "embedded"
+
+LEAST_SHARED = 0.25
+"""Share of the smaller vocabulary that a draft of another tokenizer must have in common with its target."""
+
+
+@dataclass(frozen=True)
+class PairSpec:
+    """What makes two chat models share one engine.
+
+    Args:
+        model: target: ``"embedded"``, a directory, or a hub name.
+        draft: draft model, named likewise, best of the same family: one of another tokenizer drafts the tokens that
+            both have. None drafts by look-up alone.
+        device: None for CUDA where there is one.
+        dtype: None for float32 on CPU and bfloat16 elsewhere.
+        revision: of the target on the hub.
+        compile: whether CUDA graphs are captured, and kernels compiled on a CPU; "auto" where that can be done.
+    """
+
+    model: str = EMBEDDED
+    draft: str | None = None
+    device: str | None = None
+    dtype: str | None = None
+    revision: str | None = None
+    compile: Compile = "auto"
+
+
+_log = logging.getLogger("agentspec")
+_engines: dict[PairSpec, LocalEngine] = {}
+_locks: defaultdict[PairSpec, threading.Lock] = defaultdict(threading.Lock)  # one's loading delays no other
+
+
+def shared_engine(spec: PairSpec) -> LocalEngine:
+    """The process's one engine for a pair, loaded at the first call.
+
+    Raises:
+        ModelLoadError: for a model that cannot be loaded.
+        IncompatiblePairError: for a draft that has too few tokens in common with the target.
+    """
+    with _locks[spec]:
+        engine = _engines.get(spec)
+        if engine is None or engine.is_closed:
+            engine = _engines[spec] = load_engine(spec)
+        return engine
+
+
+def _forget_loading() -> None:
+    """In a forked child: another thread of the parent may have been loading; idle engines stay usable."""
+    _locks.clear()
+
+
+in_forked_child(_forget_loading)
+
+
+def load_engine(spec: PairSpec) -> LocalEngine:
+    """A new engine for a pair: forced tokens and copied spans are drafted for free, the rest by the draft, if any.
+
+    Raises:
+        ModelLoadError: for a model that cannot be loaded.
+        IncompatiblePairError: for a draft that has too few tokens in common with the target.
+    """
+    tokenizer = load_tokenizer(spec.model, spec.revision)
+    drafters: list[Drafter] = [SuffixDrafter()]
+    if spec.draft is not None:
+        draft_tokenizer = load_tokenizer(spec.draft)
+        translation = translate(spec.model, tokenizer, spec.draft, draft_tokenizer)
+        draft = _load_model(spec.draft, None, spec)
+        _expect_scores(spec.draft, draft_tokenizer, draft)
+        drafters.append(ModelDrafter(draft if translation is None else TranslatedModel(draft, translation)))
+    target = _load_model(spec.model, spec.revision, spec)
+    _expect_scores(spec.model, tokenizer, target)
+    _log.info("%s: KV cache of %s", spec.model, target.kv.memory)
+    return LocalEngine(SpeculativeDecoder(target, Cascade(drafters), "auto"), tokenizer)
+
+
+def _expect_scores(name: str, tokenizer: Any, model: CausalLM) -> None:
+    """Raise where a tokenizer has ids that its model does not score."""
+    ids = max(tokenizer.get_vocab().values()) + 1
+    if ids > model.vocab_size:
+        raise ModelLoadError(
+            f"{name}: the tokenizer has {ids} ids and the model scores {model.vocab_size}; expected a tokenizer of "
+            "this model, with no more ids than it scores."
+        )
+
+
+def load_tokenizer(name: str, revision: str | None = None) -> Any:
+    """The tokenizer of a model.
+
+    Raises:
+        ModelLoadError: where there is none.
+    """
+    path = embedded_path() if name == EMBEDDED else name
+    try:
+        return AutoTokenizer.from_pretrained(path, **({} if revision is None else {"revision": revision}))
+    except Exception as error:  # transformers and the hub raise nearly every type here
+        raise ModelLoadError(
+            f"{name}: expected 'embedded', a directory with a tokenizer, or a hub name; no tokenizer could be loaded: "
+            f"{error}"
+        ) from error
+
+
+def translate(target: str, target_tokenizer: Any, draft: str, draft_tokenizer: Any) -> Translation | None:
+    """From the target's tokens to the draft's; None where every id means the same to both.
+
+    Raises:
+        IncompatiblePairError: where they have too few tokens in common, or none that can be compared; names both.
+    """
+    if target_tokenizer.get_vocab() == draft_tokenizer.get_vocab():
+        return None
+    pair = f"Target {target!r} and draft {draft!r} have different tokenizers"
+    advice = "Choose a draft of the target's own family, or one whose tokenizer is closer to the target's."
+    try:
+        translation = Translation(target_tokenizer, draft_tokenizer)
+    except TokenizerError as error:
+        raise IncompatiblePairError(f"{pair}, and their tokens cannot be compared. {error} {advice}") from error
+    found, ours, theirs = len(translation.shared), translation.target_tokens, translation.draft_tokens
+    expected = math.ceil(LEAST_SHARED * min(ours, theirs))
+    shares = f"{found:,} of {ours:,} (target) and {theirs:,} (draft) tokens are in both vocabularies"
+    if found < expected:
+        raise IncompatiblePairError(
+            f"{pair}: {shares}, expected at least {expected:,}, which is {LEAST_SHARED:.0%} of the smaller one. "
+            f"Nothing else could be drafted, so that hardly any draft would be accepted. {advice}"
+        )
+    _log.info("%s drafts for %s in a vocabulary of its own: %s, and only those are drafted", draft, target, shares)
+    return translation
+
+
+def _load_model(name: str, revision: str | None, spec: PairSpec) -> CausalLM:
+    return CausalLM.from_pretrained(
+        embedded_path() if name == EMBEDDED else name,
+        device=spec.device,
+        dtype=spec.dtype,
+        revision=revision,
+        compile=spec.compile,
+    )

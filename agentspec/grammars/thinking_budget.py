@@ -1,0 +1,95 @@
+"""A thinking budget: any matcher of a language that begins with a thought, made to end the thought in time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from agentspec.grammars.grammar import ThinkingBudget
+from agentspec.grammars.matcher import Matcher
+from agentspec.grammars.token_mask import TokenMask
+
+WAITING, THINKING, OVER = range(3)
+
+
+@dataclass(frozen=True)
+class _State:
+    """Where a text stands: its phase, tokens of the thought, and how many of them are closing tokens."""
+
+    phase: int
+    length: int = 0
+    closed: int = 0
+
+
+class BudgetedMatcher(Matcher):
+    """Counts the tokens of the thought; once they are used up, the closing tokens are the only legal ones.
+
+    Args:
+        matcher: of the language; owned by this one.
+        budget: what ends the thought, and when.
+        closing: the tokens of ``budget.closing``.
+        decode: ids to text, special tokens included.
+    """
+
+    def __init__(
+        self, matcher: Matcher, budget: ThinkingBudget, closing: list[int], decode: Callable[[list[int]], str]
+    ) -> None:
+        self._matcher = matcher
+        self._budget = budget
+        self._closing = closing
+        self._decode = decode
+        self._window = max(len(mark.encode()) for mark in budget.ends)  # a token has a byte or more
+        self._tokens: list[int] = []
+        self._states = [_State(WAITING if budget.opener else THINKING)]  # behind each token
+
+    def token_mask(self) -> TokenMask:
+        """As the language has it, but nothing else than the closing tokens behind the budget."""
+        mask = self._matcher.token_mask()
+        token = self._due(mask)
+        return mask if token is None else TokenMask.empty(mask.size).with_tokens([token], legal=token in mask)
+
+    def accept_token(self, token: int) -> bool:
+        """Take one token; False, and no change, where it is not allowed."""
+        due = self._due(self._matcher.token_mask()) if self._is_spent() else None
+        if (due is not None and token != due) or not self._matcher.accept_token(token):
+            return False
+        self._tokens.append(token)
+        self._states.append(self._state_after(self._states[-1], closes=due is not None))
+        return True
+
+    def rollback(self, count: int) -> None:
+        """Undo the last ``count`` advances."""
+        self._matcher.rollback(count)
+        if count:
+            del self._tokens[-count:], self._states[-count:]
+
+    def is_accepting(self) -> bool:
+        """Whether the text so far is a whole sentence of the grammar, its thought closed where it has to be."""
+        return not self._is_spent() and self._matcher.is_accepting()
+
+    def is_terminated(self) -> bool:
+        """Whether the text so far is a whole sentence, and no token may come next."""
+        return not self._is_spent() and self._matcher.is_terminated()
+
+    def _is_spent(self) -> bool:
+        """Whether the budget is used up and the thought goes on."""
+        state = self._states[-1]
+        return state.phase == THINKING and state.length >= self._budget.tokens
+
+    def _due(self, mask: TokenMask) -> int | None:
+        """The closing token that has to come next. Inside a character none can: it is written to its end first."""
+        closed = self._states[-1].closed
+        if not self._is_spent() or (closed == 0 and self._closing[0] not in mask):
+            return None
+        return self._closing[closed]
+
+    def _state_after(self, state: _State, *, closes: bool) -> _State:
+        if state.phase == WAITING:
+            text, opener = self._decode(self._tokens).lstrip("\n"), self._budget.opener
+            return _State(THINKING if text.startswith(opener) else WAITING if opener.startswith(text) else OVER)
+        if state.phase == THINKING:
+            recent = self._decode(self._tokens[-self._window :])
+            closed = state.closed + closes
+            if closed < len(self._closing) and not any(end in recent for end in self._budget.ends):
+                return _State(THINKING, state.length + 1, closed)
+        return _State(OVER)

@@ -1,0 +1,331 @@
+"""A cursor tells the same of every position, with masks and without; it leaves matchers where it says."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from collections.abc import Sequence as SequenceOf
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+from enumeration import AutomatonMatcher, TableModel
+from inputs import ROWS, written_call
+from scripted import chatml_tokenizer
+from torch import Tensor
+
+from agentspec import (
+    Cascade,
+    Drafter,
+    FinishReason,
+    Grammar,
+    GrammarError,
+    PromptLookupDrafter,
+    SamplingParams,
+    Sequence,
+    SpeculativeDecoder,
+)
+from agentspec.batch import Batch
+from agentspec.drafters import Draft
+from agentspec.errors import InvalidRequestError
+from agentspec.grammars import GrammarCompiler, GrammarCursor, Matcher, compiler
+from agentspec.grammars.llguidance import LLGuidanceMatcher
+
+END = 2
+SHOP = Grammar.json_schema(
+    {
+        "type": "object",
+        "properties": {"item": {"enum": ["lamp", "sofa", "Öllampe 💡"]}, "count": {"type": "integer", "maximum": 12}},
+        "required": ["item", "count"],
+        "additionalProperties": False,
+    }
+)
+GRAMMARS = {
+    "schema": SHOP,
+    "choice": Grammar.choice(["yes", "yes, of course"]),
+    "regex": Grammar.regex("(ab|a)*c{2,3}"),
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return chatml_tokenizer()
+
+
+@pytest.fixture(scope="module", params=["llguidance", "outlines"])
+def grammars(request: pytest.FixtureRequest, tokenizer: Any) -> GrammarCompiler:
+    return compiler(tokenizer, len(tokenizer), request.param)
+
+
+def legal(matcher: Matcher) -> list[int]:
+    return matcher.token_mask().tensor().nonzero()[:, 0].tolist()
+
+
+def drafts(matcher: Matcher, seed: int) -> list[int]:
+    """Legal tokens, now and then the end token or one that is not legal, and what comes behind it."""
+    choose, tokens = random.Random(seed), list[int]()
+    while len(tokens) < 12:
+        options = [*legal(matcher), *[END] * matcher.is_accepting()]
+        token = choose.choice(options) if options and choose.random() < 0.93 else choose.randrange(2000)
+        tokens.append(token)
+        if not matcher.accept_token(token):
+            tokens += [choose.randrange(2000), END]
+            break
+    return tokens
+
+
+def walk_of(matcher: Matcher, *, keeps_masks: bool) -> GrammarCursor:
+    return GrammarCursor([Sequence([0], matcher=matcher, end_tokens=[END])], 49_152, keeps_masks=keeps_masks)
+
+
+@pytest.mark.parametrize("grammar", GRAMMARS.values(), ids=GRAMMARS)
+def test_with_and_without_masks_a_walk_tells_the_same(grammars: GrammarCompiler, grammar: Grammar) -> None:
+    closed, forced = 0, 0
+    for seed in range(12):
+        tokens = drafts(grammars.matcher(grammar), seed)
+        one, other = (walk_of(grammars.matcher(grammar), keeps_masks=keeps) for keeps in (True, False))
+        for token in tokens:
+            mask, strays = one.token_mask(0), random.Random(seed).sample(range(49_152), 20)
+            assert one.forced(0) == other.forced(0)
+            assert one.is_open(0) == other.is_open(0)
+            for each in (token, *strays, END):
+                assert one.allows(0, each) == other.allows(0, each) == (mask is None or each in mask)
+            forced += one.forced(0) is not None
+            one.accept_token(0, token)
+            other.accept_token(0, token)
+        assert one.legal(0) == other.legal(0)
+        closed += one.legal(0) < len(tokens)
+        assert one.choices(0, len(tokens)) == other.choices(0, len(tokens))
+        assert one.constrained(0, len(tokens)) == other.constrained(0, len(tokens))
+        assert other.token_mask(0) == one.token_mask(0)  # made where it is asked for
+    assert closed
+    assert forced or grammar is GRAMMARS["regex"]
+
+
+@pytest.mark.parametrize("keeps_masks", [False, True])
+@pytest.mark.parametrize("grammar", GRAMMARS.values(), ids=GRAMMARS)
+def test_a_walk_stands_where_it_is_sent(grammars: GrammarCompiler, grammar: Grammar, keeps_masks: bool) -> None:
+    for seed in range(6):
+        tokens, matcher = drafts(grammars.matcher(grammar), seed), grammars.matcher(grammar)
+        cursor, choose = walk_of(matcher, keeps_masks=keeps_masks), random.Random(seed)
+        cursor.consume_drafts([tokens])
+        for _ in range(6):
+            place = tokens[: choose.randrange(len(tokens) + 1)]
+            cursor.seek(0, place)
+            straight = walk_of(grammars.matcher(grammar), keeps_masks=True)
+            straight.consume_drafts([place])
+            assert (cursor.tokens(0), cursor.legal(0)) == (place, straight.legal(0))
+            assert cursor.token_mask(0) == straight.token_mask(0)
+            assert (cursor.is_open(0), cursor.forced(0)) == (straight.is_open(0), straight.forced(0))
+            if cursor.is_open(0):
+                mask = cursor.token_mask(0)
+                assert mask is not None
+                assert mask.first is not None
+                assert cursor.try_consume(0, mask.first)
+                assert cursor.legal(0) == len(place) + 1
+        cursor.reset()
+        assert matcher.token_mask() == grammars.matcher(grammar).token_mask()
+
+
+@pytest.mark.parametrize("grammar", GRAMMARS.values(), ids=GRAMMARS)
+def test_a_row_is_left_behind_what_it_has_in_common_with_a_block(grammars: GrammarCompiler, grammar: Grammar) -> None:
+    for seed in range(6):
+        tokens, stray = drafts(grammars.matcher(grammar), seed), 48_000
+        for n in range(len(tokens) + 1):
+            matcher, fresh = grammars.matcher(grammar), grammars.matcher(grammar)
+            cursor = walk_of(matcher, keeps_masks=False)
+            cursor.consume_drafts([tokens])
+            left = cursor.commit(0, [*tokens[:n], stray])
+            assert left <= n
+            assert left == n or not all(map(grammars.matcher(grammar).accept_token, tokens[:n]))
+            cursor.reset()  # which has nothing more to say about it
+            assert all(map(fresh.accept_token, tokens[:left]))
+            assert (matcher.token_mask(), matcher.is_accepting()) == (fresh.token_mask(), fresh.is_accepting())
+
+
+def test_a_mask_that_allows_what_the_matcher_refuses_is_an_error() -> None:
+    class Refusing(AutomatonMatcher):
+        def accept_token(self, token: int) -> bool:
+            return False
+
+    cursor = GrammarCursor([Sequence([0], matcher=Refusing({0: {0: 0, 1: 0}}, set()))], 3)
+    with pytest.raises(GrammarError, match="refuses token 1, which its mask allows"):
+        cursor.consume(0, 1)
+
+
+@pytest.mark.parametrize("block", [[0, 0, 1], [0, 1, 2], [0, 0, 0, 0]])
+@pytest.mark.parametrize("walked", [0, 1, 2])
+def test_a_commit_goes_on_from_where_the_matcher_stands(block: SequenceOf[int], walked: int) -> None:
+    edges = {0: {0: 1}, 1: {0: 2, 1: 3}, 2: {0: 2, 1: 3}, 3: {}}
+    for settings in (SamplingParams(), SamplingParams(max_tokens=1), SamplingParams(stop_token_ids=(1,))):
+        plain, ahead = (Sequence([0], settings, matcher=AutomatonMatcher(edges, {3}), end_tokens=[2]) for _ in "ab")
+        assert isinstance(plain.matcher, AutomatonMatcher)
+        assert isinstance(ahead.matcher, AutomatonMatcher)
+        end = next((k for k, token in enumerate(block) if token in ahead.end_tokens), len(block))
+        taken = list(block[: min(walked, end)])
+        assert all(map(ahead.matcher.accept_token, taken))
+        assert ahead.extend(list(block), len(taken)) == plain.extend(list(block))
+        assert (ahead.tokens, ahead.finish_reason) == (plain.tokens, plain.finish_reason)
+        assert ahead.matcher.path == plain.matcher.path
+
+
+@pytest.mark.parametrize("banned", [(0,), (0, 1)])
+@pytest.mark.parametrize("gamma", [0, 3])
+def test_a_forced_token_without_a_score_is_no_token(gamma: int, banned: tuple[int, ...]) -> None:
+    grammar, target = AutomatonMatcher({0: {0: 1}, 1: {0: 0, 1: 0}}, set()), TableModel(3, seed=1)
+    sequence = Sequence([1], SamplingParams(temperature=0, banned_token_ids=banned), matcher=grammar)
+    with pytest.raises(InvalidRequestError, match="No token may come next"):
+        SpeculativeDecoder(target, Cascade(), gamma).round(Batch([sequence]))
+    assert (sequence.tokens, grammar.path) == ([], [0])
+
+
+@pytest.mark.parametrize("logprobs", [None, 0])
+@pytest.mark.parametrize("acceptance", ["rejection", "coupled"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_text_that_ends_before_a_dead_end_is_no_error(temperature: float, acceptance: Any, logprobs: Any) -> None:
+    """A draft may reach over the end of the text, behind which nothing needs to be legal."""
+    edges: dict[int, dict[int, int]] = {0: {0: 1}, 1: {1: 2}, 2: {}}
+    told = {}
+    for gamma in (0, 5):
+        for settings in ({"max_tokens": 9}, {"max_tokens": 9, "stop_token_ids": (1,)}):
+            params = SamplingParams(temperature=temperature, logprobs=logprobs, **settings)
+            matcher = AutomatonMatcher(edges, {1} if "stop_token_ids" in settings else set())
+            sequence = Sequence([2], params, matcher=matcher, seed=3, acceptance=acceptance)
+            decoder = SpeculativeDecoder(TableModel(3, seed=1), Script([0, 1]), gamma)
+            with suppress(InvalidRequestError):  # "No token may come next"
+                while sequence.finish_reason is None:
+                    decoder.round(Batch([sequence]))
+            told[gamma, len(settings)] = sequence.tokens, sequence.finish_reason
+    assert told[0, 1] == told[5, 1] == ([0, 1], None)  # an error, but what was said before it was said
+    assert told[0, 2] == told[5, 2] == ([0, 1], FinishReason.STOP)
+
+
+class Script(Drafter):
+    """Drafts a text, wherever it stands in it, and walks over none of it."""
+
+    name = "script"
+
+    def __init__(self, tokens: SequenceOf[int]) -> None:
+        self._tokens = list(tokens)
+
+    def propose(self, batch: Batch, gamma: SequenceOf[int], cursor: GrammarCursor) -> Draft:
+        return Draft.of_spans(
+            [self._tokens[s.length :][:n] for s, n in zip(batch.sequences, gamma, strict=True)], batch.device
+        )
+
+
+def test_a_matcher_that_cannot_go_back_keeps_no_other_from_it() -> None:
+    class Stuck(AutomatonMatcher):
+        def rollback(self, count: int) -> None:
+            raise GrammarError("stuck")
+
+    matchers = [kind({0: {0: 0}}, set()) for kind in (AutomatonMatcher, Stuck, AutomatonMatcher)]
+    cursor = GrammarCursor([Sequence([0], matcher=matcher) for matcher in matchers], 3)
+    cursor.consume_drafts([[0, 0]] * 3)
+    assert [str(error) for error in cursor.reset()] == ["stuck"]
+    assert [matcher.path for matcher in matchers] == [[0], [0, 0, 0], [0]]
+
+
+# llguidance: what is told without a mask
+
+
+class Noise:
+    """Scores that are a function of the context's length."""
+
+    vocab_size = len(chatml_tokenizer())
+
+    def next_logits(self, contexts: SequenceOf[list[int]], last: SequenceOf[int]) -> Tensor:
+        generators = [torch.Generator().manual_seed(len(context)) for context in contexts]
+        return torch.stack([torch.randn(max(last), self.vocab_size, generator=rng) for rng in generators])
+
+
+@pytest.mark.parametrize("logprobs", [None, 0])
+def test_a_row_without_a_token_costs_the_others_nothing(grammars: GrammarCompiler, logprobs: Any) -> None:
+    def nothing(prefix: list[int], scores: Tensor) -> Tensor:
+        return scores - math.inf
+
+    params = SamplingParams(temperature=0, max_tokens=4, logprobs=logprobs)
+    rows = [
+        Sequence([1, 2], each, matcher=grammars.matcher(GRAMMARS["regex"]), end_tokens=[END])
+        for each in (params, dataclasses.replace(params, logits_processor=(nothing,)), params)
+    ]
+    decoder = SpeculativeDecoder(Noise(), Cascade([PromptLookupDrafter(min_ngram=1)]), 3)
+    with pytest.raises(InvalidRequestError, match="No token may come next"):
+        decoder.round(Batch(rows))
+    fresh = grammars.matcher(GRAMMARS["regex"])
+    assert all(row.matcher is not None and row.matcher.token_mask() == fresh.token_mask() for row in rows)
+    decoder.round(Batch([rows[0], rows[2]]))
+    assert rows[0].tokens == rows[2].tokens != rows[1].tokens == []
+
+
+def texts_of_tools() -> list[tuple[Grammar, str]]:
+    """Grammars of tools, and a call that each of them allows."""
+    return [(Grammar.tools(tools), written_call(name, arguments)) for _, tools, name, arguments in ROWS]
+
+
+def test_a_token_is_taken_where_a_mask_has_it(tokenizer: Any) -> None:
+    grammars, places, over = compiler(tokenizer, len(tokenizer)), 0, 0
+    for grammar in (*GRAMMARS.values(), *(grammar for grammar, _ in texts_of_tools()[:6])):
+        matcher, choose = grammars.matcher(grammar), random.Random(0)
+        for _ in range(60):
+            mask, options = matcher.token_mask(), legal(matcher)
+            assert matcher.is_terminated() == (matcher.is_accepting() and mask.is_empty)
+            over += matcher.is_terminated()
+            if not options:
+                break
+            if matcher.forced() is None:
+                places += 1
+                for token in (
+                    *choose.sample(range(len(tokenizer)), 300),
+                    *choose.sample(options, min(300, len(options))),
+                ):
+                    taken = matcher.accept_token(token)
+                    assert taken == (token in mask), (grammar, token)
+                    matcher.rollback(int(taken))
+            else:
+                assert mask.single_token == matcher.forced()
+            matcher.accept_token(choose.choice(options))
+    assert places > 20
+    assert over
+
+
+def test_what_is_forced_is_cut_alike_from_every_place(tokenizer: Any) -> None:
+    """A run of forced tokens is cut once, where it begins; a matcher that is asked in the midst of it first agrees."""
+    grammars, forced = compiler(tokenizer, len(tokenizer)), 0
+    for grammar, text in texts_of_tools():
+        matcher, tokens = grammars.matcher(grammar), list[int]()
+        for token in tokenizer.encode(text, add_special_tokens=False):
+            only = matcher.forced()
+            if only is not None:
+                late = grammars.matcher(grammar)
+                assert all(map(late.accept_token, tokens))
+                assert late.forced() == late.token_mask().single_token == only
+                forced += 1
+            tokens.append(token if only is None else only)
+            if not matcher.accept_token(tokens[-1]):
+                break  # the answer is none of this grammar, or cut otherwise than it is forced
+    assert forced > 400
+
+
+def test_forced_tokens_are_known_again_behind_a_rewind(tokenizer: Any) -> None:
+    grammars = compiler(tokenizer, len(tokenizer))
+    matcher = grammars.matcher(Grammar.json_schema({"const": {"a long name": ["and a value", 12, "and another one"]}}))
+    assert isinstance(matcher, LLGuidanceMatcher)
+    told = []
+    while (token := matcher.forced()) is not None:
+        told.append(token)
+        assert matcher.accept_token(token)
+    assert len(told) > 12
+    choose, at = random.Random(0), len(told)
+    for _ in range(40):
+        back = choose.randint(0, at)
+        matcher.rollback(back)
+        at -= back
+        for token in told[at : choose.randint(at, len(told))]:
+            assert matcher.forced() == token == matcher.token_mask().single_token
+            [*shorter] = tokenizer.encode(tokenizer.decode([token])[:1], add_special_tokens=False)
+            assert not any(matcher.accept_token(other) for other in (*shorter, token + 1) if other != token)
+            assert matcher.accept_token(token)
+            at += 1

@@ -1,8 +1,10 @@
 """agentspec: exact speculative decoding for agents on open models."""
 
 import importlib
-from types import ModuleType
+import warnings
+from typing import Any
 
+from agentspec import _moved
 from agentspec.batch import Batch
 from agentspec.draft_length import Auto, DraftLength, Fixed
 from agentspec.drafters import Draft, Drafter
@@ -78,8 +80,18 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> ModuleType:
-    """Import ``agentspec.embedded`` when asked for: it is also a command (``python -m agentspec.models.embedded``)."""
+_RENAMED: dict[str, str] = {}
+"""New public names by old ones, for one release."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import ``agentspec.embedded`` when asked for; find a renamed thing by its old name, with a warning."""
     if name == "embedded":
         return importlib.import_module("agentspec.models.embedded")
+    if name in _RENAMED:
+        warnings.warn(f"agentspec.{name} is agentspec.{_RENAMED[name]} now.", DeprecationWarning, stacklevel=2)
+        return globals()[_RENAMED[name]]
     raise AttributeError(f"module 'agentspec' has no attribute {name!r}")
+
+
+_moved.install()

@@ -12,6 +12,7 @@ import pytest
 import agentspec
 
 ROOT = Path(__file__).resolve().parents[2]
+MOVED = ROOT / "agentspec" / "_moved.py"  # finds what is asked for by an old path: it depends on none of it
 MODULES = sorted([*(ROOT / "agentspec").rglob("*.py"), *(ROOT / "integrations").rglob("*.py")])
 
 # From the ground up. A file stands on the floor of the longest name here that it begins with; it may import from its
@@ -28,7 +29,7 @@ FLOORS = [
     {"agentspec.draft_length", "agentspec.acceptance"},
     {"agentspec.speculative"},
     {"agentspec.engine"},
-    {"agentspec"},
+    {"agentspec", "agentspec._moved"},
     {"langchain_agentspec"},
     {"agentspec.cli", "agentspec.__main__"},
 ]
@@ -62,7 +63,7 @@ def imports_of(path: Path) -> set[str]:
             assert not node.level, f"{name_of(path)} imports relatively"
             names = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= (names & NAMES.keys()) or {node.module}
-        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "import_module":
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "import_module" and path != MOVED:
             found |= _by_string(name_of(path), node.args[0])
     return found
 

@@ -55,7 +55,7 @@ class GrammarIsOver(StoppingCriteria):  # type: ignore[misc]
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         matcher = self._follower.follow(input_ids)
-        return torch.tensor([matcher.is_over()])
+        return torch.tensor([matcher.is_terminated()])
 
 
 def constrained(matcher: Matcher, prompt_length: int, end_token: int) -> dict[str, Any]:

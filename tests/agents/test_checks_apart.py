@@ -13,6 +13,7 @@ from scripted import END, ScriptedModel, tokenizer
 from agentspec import FinishReason, Grammar, LocalEngine, Request, SamplingParams, SpeculativeDecoder
 from agentspec.engine import validation
 from agentspec.engine.state import Delta
+from agentspec.grammars.schema_tools import validator
 from langchain_agentspec import ChatAgentSpec
 
 SCHEMA = {
@@ -27,9 +28,9 @@ SCHEMA = {
 def searchers(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
     """The threads that search for a pattern."""
     found: list[threading.Thread] = []
-    plain = validation.matches
+    plain = validator.matches
     monkeypatch.setattr(
-        validation, "matches", lambda *given: (found.append(threading.current_thread()), plain(*given))[1]
+        validator, "matches", lambda *given: (found.append(threading.current_thread()), plain(*given))[1]
     )
     return found
 

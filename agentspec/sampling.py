@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from agentspec.errors import InvalidRequestError
-from agentspec.grammars.token_mask import TokenMask
+from agentspec.grammars.token_mask import PackedMasks, TokenMask
 from agentspec.models.backends.native import kernels_for
 from agentspec.params import LEAST_TEMPERATURE as LEAST_TEMPERATURE
 from agentspec.params import LogitsProcessor as LogitsProcessor
@@ -44,7 +44,7 @@ class Prefix:
 def warp(
     logits: Tensor,
     params: Sequence[SamplingParams],
-    mask: Tensor | None = None,
+    masks: PackedMasks | None = None,
     prefixes: Sequence[Prefix] | None = None,
 ) -> Tensor:
     """The law a token is drawn from, given its scores: the softmax of what ``warped`` makes of them.
@@ -54,13 +54,13 @@ def warp(
     Returns:
         ``[B, K, V]`` probabilities, float32 or wider; greedy rows are one-hot. A position without a law is NaN.
     """
-    return warped(logits, params, mask, prefixes).softmax(-1)
+    return warped(logits, params, masks, prefixes).softmax(-1)
 
 
 def warped(
     logits: Tensor,
     params: Sequence[SamplingParams],
-    mask: Tensor | None = None,
+    masks: PackedMasks | None = None,
     prefixes: Sequence[Prefix] | None = None,
 ) -> Tensor:
     """Turn logits into those whose softmax is the law. The order of the steps is part of the contract.
@@ -71,7 +71,7 @@ def warped(
     Args:
         logits: ``[B, K, V]`` scores.
         params: one per row.
-        mask: ``[B, K, V]`` bool, True where a token is legal; None where every token is.
+        masks: of the positions ``[B, K]``; None where every token is legal.
         prefixes: one per row; needed where ``params`` look at them (``SamplingParams.adjusts``).
 
     Returns:
@@ -82,8 +82,8 @@ def warped(
         InvalidRequestError: where a processor returns no scores.
     """
     scores = adjusted(logits, params, prefixes)
-    if mask is not None:
-        scores = torch.where(mask, scores, -math.inf)
+    if masks:
+        scores = masks.apply_(scores.clone() if scores is logits else scores)
     greedy = [p.temperature == 0 for p in params]
     if all(greedy):
         return _one_hot(scores)

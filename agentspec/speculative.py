@@ -23,10 +23,12 @@ from agentspec.draft_length import Auto, DraftLength, Fixed
 from agentspec.drafters import Draft, Drafter, NoDrafter
 from agentspec.errors import InvalidRequestError, shown
 from agentspec.grammars import GrammarCursor
+from agentspec.grammars.token_mask import PackedMasks
 from agentspec.models import BestModel, CachingModel, LanguageModel, fits_any_threads
 from agentspec.models.pass_cost import measured
 from agentspec.rng import RNGS, Acceptance, Role, SequenceRng
 from agentspec.runtime.device import Stopwatch, wait_for
+from agentspec.runtime.phase_timer import PhaseTimer
 from agentspec.runtime.tokens import NO_TOKEN, common_prefix
 from agentspec.sampling import adjusted, best_legal, best_tokens, warped, why_no_token
 from agentspec.stats import FORCED, Laps, RoundStats, RowStats
@@ -112,7 +114,7 @@ def verify_greedy(
     """
     blocks = []
     for row, (span, tokens) in enumerate(zip(draft.spans, best, strict=True)):
-        legal, n = span[: cursor.legal(row)], 0
+        legal, n = span[: cursor.legal_prefix(row, span)], 0
         while True:
             n += common_prefix(legal[n:], tokens[n:])
             token = _best_legal(scores, tokens[n], cursor, row, legal[:n])
@@ -128,7 +130,7 @@ def _best_legal(scores: Tensor, best: int, cursor: GrammarCursor, row: int, acce
 
     A mask is made only where that one is not legal.
     """
-    if (forced := cursor.forced(row, behind=accepted)) is not None:
+    if (forced := cursor.forced(row, after=accepted)) is not None:
         return forced if forced == best or float(scores[row, len(accepted), forced]) > -math.inf else NO_TOKEN
     cursor.seek(row, accepted)
     if cursor.try_consume(row, best):
@@ -200,22 +202,22 @@ class SpeculativeDecoder:
         the first is raised.
         """
         laps = Laps()
-        cursor = GrammarCursor(batch.sequences, self.target.vocab_size, batch.device, keeps_masks=batch.needs_laws)
+        timer = PhaseTimer()
+        cursor = GrammarCursor(batch.sequences, self.target.vocab_size, batch.device, timer)
         try:
             gamma = self.draft_length(batch).of(self._name)
             offered = self.drafter.propose(batch, gamma, cursor).named(self._name)  # x_1 .. x_gamma from q
             draft = self.draft_length.cut(batch, offered)
             laps.lap("draft_s")
             drafting = laps.total_s
-            laps.move(cursor.seconds, "draft_s", to="mask_s")
+            laps.move(timer.total_s, "draft_s", to="mask_s")
             with Stopwatch(self.device) as watch:
                 logits = self.target.next_logits(batch.contexts(draft.spans), [len(span) + 1 for span in draft.spans])
             laps.lap("verify_s")
-            cursor.consume_drafts(draft.spans)
-            mask = cursor.masks(draft.spans).tensor if batch.needs_laws else None
+            masks = cursor.masks(draft.spans) if batch.needs_laws else None
             draft = _forced_named(draft, cursor)
-            masked_at, masking, detokenizing = laps.lap("mask_s"), cursor.seconds, batch.detokenize_seconds
-            blocks, of_laws = self._verified(batch, draft, cursor, logits, mask)
+            masked_at, masking, detokenizing = laps.lap("mask_s"), timer.total_s, batch.detokenize_seconds
+            blocks, of_laws = self._verified(batch, draft, cursor, logits, masks)
             laps.lap("sample_s")
             width = 1 + max(map(len, draft.spans))
             self.draft_length.learn(batch, offered, blocks, width, laps.total_s - drafting)
@@ -225,12 +227,12 @@ class SpeculativeDecoder:
         _expect_a_row(batch)
         laps.lap("sample_s")
         laps.move(watch.runs_past(masked_at), "sample_s", to="verify_s")
-        laps.move(cursor.seconds - masking, "sample_s", to="mask_s")
+        laps.move(timer.total_s - masking, "sample_s", to="mask_s")
         laps.move(batch.detokenize_seconds - detokenizing, "sample_s", to="detokenize_s")
         return RoundStats(tuple(rows), laps.seconds, width)
 
     def _verified(
-        self, batch: Batch, draft: Draft, cursor: GrammarCursor, logits: Tensor, mask: Tensor | None
+        self, batch: Batch, draft: Draft, cursor: GrammarCursor, logits: Tensor, masks: PackedMasks | None
     ) -> tuple[list[list[int]], Tensor | None]:
         """What each row emits, and the ``warped`` logits where laws were needed."""
         prefixes = batch.prefixes(draft.spans)
@@ -238,7 +240,7 @@ class SpeculativeDecoder:
             scores = adjusted(logits, batch.params, prefixes)
             known = None if self._best is None else self._best.best_of(scores)
             return verify_greedy(scores, known or best_tokens(scores), draft, cursor), None
-        of_laws = warped(logits, batch.params, mask, prefixes)
+        of_laws = warped(logits, batch.params, masks, prefixes)
         p = of_laws.softmax(-1)  # as ``warp``
         return VERIFY[batch.acceptance](p, draft, batch.rng).blocks(draft, p, logits), of_laws
 
@@ -271,10 +273,10 @@ def _forced_named(draft: Draft, cursor: GrammarCursor) -> Draft:
     named = copy(draft)
     named.sources = [
         [
-            source if choice else FORCED
-            for source, choice in zip(sources, cursor.choices(row, len(sources)), strict=True)
+            FORCED if is_forced else source
+            for source, is_forced in zip(sources, cursor.forced_positions(row, span), strict=True)
         ]
-        for row, sources in enumerate(draft.sources)
+        for row, (sources, span) in enumerate(zip(draft.sources, draft.spans, strict=True))
     ]
     return named
 
@@ -299,7 +301,7 @@ def _commit(
         sequence.give_up(error)
         return RowStats(Counter(sources), Counter(), 0)
     accepted = min(taken, common_prefix(draft.spans[row], block))
-    return RowStats(Counter(sources), Counter(sources[:accepted]), taken, cursor.constrained(row, taken))
+    return RowStats(Counter(sources), Counter(sources[:accepted]), taken, cursor.count_constrained(row, taken))
 
 
 def _draft_length(gamma: int | Literal["auto"] | DraftLength, target: LanguageModel, drafter: Drafter) -> DraftLength:

@@ -36,7 +36,7 @@ from agentspec import (
 )
 from agentspec.drafters import NoDrafter
 from agentspec.grammars.matcher import Matcher
-from agentspec.grammars.token_mask import TokenMask
+from agentspec.grammars.token_mask import PackedMasks, TokenMask
 from agentspec.rng import Role, SequenceRng
 from agentspec.sampling import Prefix, warp
 
@@ -246,7 +246,7 @@ def plain_law(
         if state is not None:
             mask = state.token_mask().tensor()
             mask[list(end_tokens)] = state.is_accepting()
-            mask = mask[None, None]
+            mask = PackedMasks.of(mask[None, None])
         context = prompt + list(emitted)
         prefix = Prefix(context, len(prompt), 1, end_tokens)
         p = warp(model.logits(context)[None, None], [params], mask, [prefix])[0, 0]

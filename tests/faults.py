@@ -297,13 +297,12 @@ class Scene:
             return "".join(chr(97 + i) for i in ids)
 
         stops = ("fffff",) if index % 2 or (trouble and "stop" in trouble.seam) else ()
-        is_greedy = self.trouble.seam == "grammar, forced"  # nobody asks it where masks are made
         params = SamplingParams(
-            temperature=0 if is_greedy else (0, 1.0, 0.7)[index % 3],
+            temperature=(0, 1.0, 0.7)[index % 3],
             max_tokens=TOKENS + index,
             seed=index,
             stop=stops,
-            logprobs=1 if index % 2 and not is_greedy else None,
+            logprobs=1 if index % 2 else None,
             logits_processor=(processor,),
         )
         sequence = TroubledSequence(

@@ -51,7 +51,7 @@ class ModelDrafter(Drafter):
             ]
             logits = pad(logits, (0, cursor.vocab_size - logits.shape[-1]), value=-math.inf)
             params = [batch.params[b] for b in rows]
-            masks = cursor.stack(rows) if self._masked else None
+            masks = cursor.token_masks(rows) if self._masked else None
             law = warp(logits, params, masks, [batch.prefix(b, cursor.tokens(b)) for b in rows])[:, 0]  # [R, V]
             at = vector([cursor.drafted(b) for b in rows], law, torch.long)
             tokens = batch.rng.select(rows).draw(law, Role.DRAFT, at)

@@ -1,21 +1,20 @@
-"""Along the drafts of a round: what a grammar says of every position, for the drafter and for the target alike."""
+"""`GrammarCursor`: the grammar state along the drafts of a round, asked by the drafter and for the target alike."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar, TypeVarTuple
 
 import torch
-from torch import Tensor
 
 from agentspec.errors import GrammarError
 from agentspec.grammars.matcher import Matcher
-from agentspec.grammars.token_mask import Masks, TokenMask
+from agentspec.grammars.token_mask import PackedMasks, TokenMask
+from agentspec.runtime.phase_timer import PhaseTimer
 from agentspec.runtime.tokens import common_prefix
 
 T = TypeVar("T")
-Asked = TypeVarTuple("Asked")
+Arguments = TypeVarTuple("Arguments")
 
 
 class ConstrainedText(Protocol):
@@ -33,7 +32,7 @@ class ConstrainedText(Protocol):
 
     @property
     def matcher(self) -> Matcher | None:
-        """The grammar state behind the context; None where every token is legal."""
+        """The grammar state after the context; None where every token is legal."""
         ...
 
     def give_up(self, error: BaseException) -> None:
@@ -42,18 +41,17 @@ class ConstrainedText(Protocol):
 
 
 class GrammarCursor:
-    """A cursor along a batch's drafts, on which the grammars are asked what is legal at every position.
+    """A cursor along the drafts of a batch, which knows the legal tokens at every position.
 
-    It stands, in every row, behind the row's context and what has been drafted so far. The matchers of the batch's
-    sequences move with it; ``reset`` puts them back where they stood.
+    In each row it stands after the context and the drafted tokens that it consumed. The matchers of the sequences move
+    with it; ``reset`` puts them back. A mask is made when it is first asked for, and asking changes no other answer:
+    most questions (is this token legal, which one is forced) need none.
 
     Args:
-        sequences: whose drafts, a row each.
-        vocab_size: ids that the target scores.
-        device: where masks are needed.
-        keeps_masks: whether the mask of every position will be asked for (``masks``). Otherwise one is made where
-            somebody asks for it: to tell whether a token is legal, or forced, takes none. (Without it a token may pass
-            for one of several that is the only one for another reason than the grammar's: for want of tokens, say.)
+        sequences: one per row.
+        vocab_size: number of the target's logits.
+        device: of the logits that masks are applied to.
+        timer: counts the seconds of the grammars as the phase "mask"; None for a timer of its own.
     """
 
     def __init__(
@@ -61,152 +59,148 @@ class GrammarCursor:
         sequences: Sequence[ConstrainedText],
         vocab_size: int,
         device: torch.device | str = "cpu",
-        *,
-        keeps_masks: bool = True,
+        timer: PhaseTimer | None = None,
     ) -> None:
         self.vocab_size = vocab_size
-        self._rows = [_RowCursor(sequence, keeps_masks) for sequence in sequences]
+        timer = timer or PhaseTimer()
+        self._rows = [_RowCursor(sequence, timer) for sequence in sequences]
         self._device = device
         self._forced_reserved = False
 
-    @property
-    def seconds(self) -> float:
-        """Spent on grammars so far."""
-        return sum(row.seconds for row in self._rows)
-
     def drafted(self, row: int) -> int:
-        """How many tokens have been walked in this row."""
+        """Return how many tokens of a row were consumed."""
         return len(self._rows[row].tokens)
 
     def tokens(self, row: int) -> list[int]:
-        """The tokens that have been walked in this row."""
+        """Return the consumed tokens of a row."""
         return self._rows[row].tokens
 
     def context(self, row: int) -> list[int]:
-        """The row's context with the drafted prefix behind it."""
+        """Return the context of a row, followed by the consumed tokens."""
         return self._rows[row].sequence.context + self._rows[row].tokens
 
     def is_open(self, row: int) -> bool:
-        """Whether a drafter may go on here.
+        """Return whether a drafter may go on here.
 
-        False behind a token that ends the sequence or cannot be accepted, and at forced tokens once reserved.
+        False after a token that ends the sequence or is illegal, and at forced tokens once these are reserved.
         """
-        forced = self.forced(row)  # which may find that the grammar is over here
+        forced = self.forced(row)  # may find that the grammar is terminated here
         return self._rows[row].is_open and not (self._forced_reserved and forced is not None)
 
     def reserve_forced(self) -> None:
-        """From now on forced tokens are drafted by the caller; the drafters it asks stop at them."""
+        """Leave forced tokens to the caller from now on: the drafters that it asks stop at them."""
         self._forced_reserved = True
 
-    def forced(self, row: int, behind: Sequence[int] | None = None) -> int | None:
-        """The only legal token where the cursor stands; None where there is a choice, or nothing to go on with.
+    def forced(self, row: int, after: Sequence[int] | None = None) -> int | None:
+        """Return the only legal token; None where there are several, or none.
 
-        ``behind`` is for another place: behind these tokens, which begin with those walked or are the first of them.
+        Args:
+            row: of the batch.
+            after: the drafted tokens that precede it, a prefix or an extension of those consumed; None for these.
         """
         cursor = self._rows[row]
-        if behind is not None and len(behind) > len(cursor.tokens):
-            self.seek(row, behind)
-        place = cursor.see() if behind is None or len(behind) == len(cursor.tokens) else cursor.places[len(behind)]
-        return None if place is None else place.forced
+        if after is not None and len(after) > len(cursor.tokens):
+            self.seek(row, after)
+        position = cursor.position(len(cursor.tokens if after is None else after))
+        return None if position is None else position.forced
 
     def token_mask(self, row: int) -> TokenMask | None:
-        """The tokens that are legal where the cursor stands; None where all are."""
-        return self._rows[row].token_mask()
+        """Return the mask where the cursor stands; None where every token is legal."""
+        return self._rows[row].mask(self.drafted(row))
+
+    def token_masks(self, rows: Sequence[int]) -> PackedMasks:
+        """Return the masks ``[len(rows), 1]`` where the cursor stands."""
+        return PackedMasks([[self.token_mask(row)] for row in rows], self._device)
+
+    def masks(self, spans: Sequence[Sequence[int]]) -> PackedMasks:
+        """Return the masks ``[B, K+1]`` before each drafted token and after the last; ``spans`` are consumed.
+
+        After an illegal token every token is legal: none is ever drawn there.
+        """
+        for row, span in enumerate(spans):
+            self.seek(row, span)
+        masks = [[self._rows[row].mask(k) for k in range(len(span) + 1)] for row, span in enumerate(spans)]
+        return PackedMasks(masks, self._device)
 
     def allows(self, row: int, token: int) -> bool:
-        """Whether a token is legal where the cursor stands."""
+        """Return whether a token is legal where the cursor stands."""
         return self._rows[row].allows(token)
 
     def consume(self, row: int, token: int) -> None:
-        """GrammarCursor on over a drafted token, which may be one that cannot be accepted."""
+        """Move past a drafted token, which may be illegal."""
         self._rows[row].consume(token)
 
     def try_consume(self, row: int, token: int) -> bool:
-        """GrammarCursor on over a token where it is legal; whether it is."""
+        """Move past a token if it is legal; return whether it is."""
         return self._rows[row].try_consume(token)
 
-    def consume_drafts(self, spans: Sequence[Sequence[int]]) -> None:
-        """GrammarCursor over what was drafted and not yet walked."""
-        for row, span in enumerate(spans):
-            for token in span[self.drafted(row) :]:
-                self.consume(row, token)
-
-    def legal(self, row: int) -> int:
-        """How many tokens were walked before the first that is not legal."""
-        return self._rows[row].legal
-
     def seek(self, row: int, tokens: Sequence[int]) -> None:
-        """Go back or on, so as to stand behind these tokens."""
+        """Move to after these drafted tokens."""
         cursor = self._rows[row]
         cursor.rollback(common_prefix(cursor.tokens, tokens))
         for token in tokens[len(cursor.tokens) :]:
             cursor.consume(token)
 
+    def legal_prefix(self, row: int, span: Sequence[int]) -> int:
+        """Return how many tokens of a drafted span precede the first illegal one; the span is consumed."""
+        self.seek(row, span)
+        return self._rows[row].legal
+
+    def forced_positions(self, row: int, span: Sequence[int]) -> list[bool]:
+        """Return for each token of a drafted span whether its position is forced; the span is consumed."""
+        self.seek(row, span)
+        return [self._rows[row].is_forced(k) for k in range(len(span))]
+
+    def count_constrained(self, row: int, count: int) -> int:
+        """Return how many of the first ``count`` positions that were asked about a grammar constrained."""
+        return self._rows[row].count_constrained(count)
+
     def commit(self, row: int, block: Sequence[int]) -> int:
-        """Give up a row: its matcher stays behind as much of ``block`` as was walked. How many tokens these are."""
+        """Detach a row: leave its matcher after consumed tokens that begin ``block``; return how many these are."""
         return self._rows[row].commit(block)
 
-    def stack(self, rows: Sequence[int]) -> Tensor | None:
-        """``[len(rows), 1, V]`` bool: the masks where the cursor stands; None where all is legal in all rows."""
-        return Masks([[self.token_mask(row)] for row in rows], self._device).tensor
-
-    def masks(self, spans: Sequence[Sequence[int]]) -> Masks:
-        """``[B, K+1]``: the mask before each drafted token and behind the last, of a cursor that keeps them.
-
-        Behind a token that cannot be accepted everything is legal: no token is ever drawn there.
-        """
-        self.consume_drafts(spans)
-        for row in range(len(spans)):
-            self.token_mask(row)
-        rows = [row.masks(len(span) + 1) for row, span in zip(self._rows, spans, strict=True)]
-        return Masks(rows, self._device)
-
-    def choices(self, row: int, count: int) -> list[bool]:
-        """For each of the first ``count`` walked tokens, whether the grammar left a choice."""
-        return [place is None or place.forced is None for place in self._rows[row].places[:count]]
-
-    def constrained(self, row: int, count: int) -> int:
-        """How many of a row's first ``count`` positions a grammar had a say in."""
-        return sum(place is not None for place in self._rows[row].places[:count])
-
     def reset(self) -> list[BaseException]:
-        """Put every matcher back to where the cursor began, but for those of committed rows; return the errors.
+        """Put the matchers of all rows that were not committed back to where they began; return the errors.
 
         Each error is the ``fault`` of its row's sequence too.
         """
         errors: list[BaseException] = []
         for row in self._rows:
             try:
-                row.reset()
+                row.move(0)
             except BaseException as error:  # an engine in Rust panics with one that is no Exception
                 errors.append(error)
         return errors
 
 
-class _Place:
-    """What a grammar says of a position: the only legal token, where there is just one; and its mask, once asked."""
+class _Position:
+    """What a grammar says of a position: the only legal token, whether the text may end, the mask once made."""
 
     __slots__ = ("forced", "is_accepting", "mask")
 
-    def __init__(self) -> None:
-        self.is_accepting = False
-        self.forced: int | None = None
+    def __init__(self, forced: int | None, is_accepting: bool) -> None:
+        self.forced = forced
+        self.is_accepting = is_accepting
         self.mask: TokenMask | None = None
 
 
 class _RowCursor:
-    """One row's cursor: ``places[k]`` is the one before ``tokens[k]``; None where everything is legal."""
+    """The cursor of one row.
 
-    def __init__(self, sequence: ConstrainedText, keeps_masks: bool) -> None:
+    Invariants: ``_positions[k]`` precedes ``tokens[k]``, and is None where every token is legal. The matcher has
+    accepted the first ``_moved`` tokens, which are all legal: masks are made at any position, so that it may stand
+    before the cursor.
+    """
+
+    def __init__(self, sequence: ConstrainedText, timer: PhaseTimer) -> None:
         self.sequence = sequence
         self.tokens: list[int] = []
-        self.places: list[_Place | None] = []
-        self._keeps_masks = keeps_masks
-        self._closed_at: int | None = None  # tokens behind which nothing is drafted
-        self._illegal_at: int | None = None  # place of the first illegal token
+        self._positions: list[_Position | None] = []
         self._matcher = sequence.matcher
-        self._taken = 0  # tokens that the matcher was moved by
-        self.seconds = 0.0  # that it took
+        self._moved = 0
+        self._closed_at: int | None = None  # the number of tokens after which none is drafted
+        self._illegal_at: int | None = None  # the index of the first illegal token
+        self._timer = timer
 
     @property
     def is_open(self) -> bool:
@@ -215,34 +209,29 @@ class _RowCursor:
 
     @property
     def legal(self) -> int:
-        """Tokens before the first illegal one."""
+        """The number of tokens before the first illegal one."""
         return len(self.tokens) if self._illegal_at is None else self._illegal_at
 
-    def see(self) -> _Place | None:
-        """The place where the cursor stands."""
-        if len(self.places) == len(self.tokens):
-            self.places.append(self._place())
-        return self.places[-1]
+    def position(self, index: int) -> _Position | None:
+        """Return the position after ``index`` of the tokens."""
+        if index == len(self._positions):
+            self._positions.append(self._look())
+        return self._positions[index]
 
-    def token_mask(self) -> TokenMask | None:
-        place = self.see()
-        if place is None:
-            return None
-        if place.mask is None:
-            self._ask_mask(place)
-        return place.mask
-
-    def masks(self, count: int) -> list[TokenMask | None]:
-        """Those of the first places, which were kept."""
-        return [None if place is None else place.mask for place in self.places[:count]]
+    def mask(self, index: int) -> TokenMask | None:
+        """Return the mask after ``index`` of the tokens."""
+        position = self.position(index)
+        if position is not None and position.mask is None:
+            position.mask = self._ask(self._make_mask, index, position.is_accepting)
+        return None if position is None else position.mask
 
     def allows(self, token: int) -> bool:
-        is_legal = self._takes(token)
-        self._rewind(len(self.tokens))
+        is_legal = self._accepts(token)
+        self.move(min(self._moved, len(self.tokens)))
         return is_legal
 
     def try_consume(self, token: int) -> bool:
-        is_legal = self._takes(token)
+        is_legal = self._accepts(token)
         if is_legal:
             self._append(token, ends=token in self.sequence.end_tokens)
         return is_legal
@@ -253,82 +242,99 @@ class _RowCursor:
             self._append(token, ends=True)
 
     def rollback(self, count: int) -> None:
-        """To behind so many of the tokens, as far as they are legal: what is behind these is of no use."""
-        del self.tokens[count:], self.places[count + 1 :]
-        self._rewind(count)
+        """Go back to after ``count`` of the tokens."""
+        self.move(min(self._moved, count))
+        del self.tokens[count:], self._positions[count + 1 :]
         if self._illegal_at is not None and self._illegal_at >= count:
             self._illegal_at = None
         if self._closed_at is not None and self._closed_at > count:
             self._closed_at = None
 
+    def is_forced(self, index: int) -> bool:
+        position = self._positions[index]
+        return position is not None and position.forced is not None
+
+    def count_constrained(self, count: int) -> int:
+        return sum(position is not None for position in self._positions[:count])
+
     def commit(self, block: Sequence[int]) -> int:
-        self._rewind(common_prefix(self.tokens, block))
-        left, self._taken = self._taken, 0
-        return left
+        self.move(min(self._moved, common_prefix(self.tokens, block)))
+        moved, self._moved = self._moved, 0
+        return moved
 
-    def reset(self) -> None:
-        self._rewind(0)
+    def move(self, count: int) -> None:
+        """Put the matcher to after ``count`` of the tokens, which it has accepted before."""
+        if count != self._moved:
+            self._ask(self._move, count)
 
-    def _rewind(self, count: int) -> None:
-        """Put the matcher back to behind so many tokens."""
-        if self._matcher is not None and self._taken > count:
-            self._ask(self._matcher.rollback, self._taken - count)
-            self._taken = count
-
-    def _ask(self, question: Callable[[*Asked], T], *about: *Asked) -> T:
-        """Return what the matcher answers; count the seconds.
+    def _ask(self, question: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
+        """Return the answer of the matcher; count its seconds.
 
         A matcher that raises may stand anywhere: the exception is the fault of this row's sequence, and of no other.
         """
-        started = time.perf_counter()
         try:
-            return question(*about)
+            with self._timer("mask"):
+                return question(*arguments)
         except BaseException as error:
             self.sequence.give_up(error)
             raise
-        finally:
-            self.seconds += time.perf_counter() - started
 
-    def _place(self) -> _Place | None:
-        if self._matcher is None or not self.is_open:
-            return None
-        place = _Place()
-        place.forced = None if self._keeps_masks else self._ask(self._matcher.forced)
-        is_over = place.forced is None and self._ask(self._matcher.is_terminated)
-        place.is_accepting = is_over or self._ask(self._matcher.is_accepting)
-        if is_over:
-            self._closed_at = len(self.tokens)
-            return None  # the commit ends the sequence before anything is drawn here
-        if place.is_accepting and self.sequence.end_tokens:
-            place.forced = None
-        if self._keeps_masks or place.forced in self.sequence.end_tokens:
-            self._ask_mask(place)
-        return place
-
-    def _ask_mask(self, place: _Place) -> None:
-        assert self._matcher is not None
-        place.mask = self._ask(self._matcher.token_mask).with_tokens(self.sequence.end_tokens, legal=place.is_accepting)
-        place.forced = place.mask.single_token
-        if place.mask.is_empty:
-            self._closed_at = len(self.tokens)  # a dead end: an error, but only for a text that gets here
-
-    def _takes(self, token: int) -> bool:
-        """Whether a token is legal where the cursor stands. The matcher moves on by it."""
-        place = self.see()
-        if place is None:
+    def _accepts(self, token: int) -> bool:
+        """Return whether a token is legal where the cursor stands; the matcher moves past it if it is."""
+        position = self.position(len(self.tokens))
+        if position is None:
             return True
         if token in self.sequence.end_tokens:
-            return place.is_accepting
-        if place.forced not in (None, token) or (place.mask is not None and token not in place.mask):
+            return position.is_accepting
+        if position.forced not in (None, token) or (position.mask is not None and token not in position.mask):
             return False
-        assert self._matcher is not None
-        taken = self._ask(self._matcher.accept_token, token)
-        if not taken and place.mask is not None:
+        is_legal = self._ask(self._accept, token)
+        if not is_legal and position.mask is not None:
             raise GrammarError(f"The grammar engine refuses token {token}, which its mask allows.")
-        self._taken += taken
-        return taken
+        return is_legal
 
     def _append(self, token: int, *, ends: bool) -> None:
         self.tokens.append(token)
         if ends and self.is_open:
             self._closed_at = len(self.tokens)
+
+    def _look(self) -> _Position | None:
+        """Ask about the position where the cursor stands."""
+        return self._ask(self._describe) if self._matcher is not None and self.is_open else None
+
+    # What follows runs inside ``_ask``.
+
+    def _describe(self) -> _Position | None:
+        assert self._matcher is not None
+        if self._moved != len(self.tokens):
+            self._move(len(self.tokens))
+        forced = self._matcher.forced()
+        if forced is None and self._matcher.is_terminated():
+            self._closed_at = len(self.tokens)
+            return None  # the commit ends the sequence before a token is drawn here
+        is_accepting, ends = self._matcher.is_accepting(), self.sequence.end_tokens
+        has_other = forced in ends or (is_accepting and len(ends) > 0)  # a choice, or a dead end
+        return _Position(None if has_other else forced, is_accepting)
+
+    def _make_mask(self, index: int, is_accepting: bool) -> TokenMask:
+        assert self._matcher is not None
+        self._move(index)
+        return self._matcher.token_mask().with_tokens(self.sequence.end_tokens, legal=is_accepting)
+
+    def _accept(self, token: int) -> bool:
+        assert self._matcher is not None
+        if self._moved != len(self.tokens):
+            self._move(len(self.tokens))
+        is_legal = self._matcher.accept_token(token)
+        self._moved += is_legal
+        return is_legal
+
+    def _move(self, count: int) -> None:
+        assert self._matcher is not None
+        if self._moved > count:
+            self._matcher.rollback(self._moved - count)
+            self._moved = count
+        for token in self.tokens[self._moved : count]:
+            if not self._matcher.accept_token(token):
+                raise GrammarError(f"The grammar engine refuses token {token}, which it accepted before.")
+            self._moved += 1

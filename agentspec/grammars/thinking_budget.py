@@ -48,6 +48,10 @@ class BudgetedMatcher(Matcher):
         token = self._due(mask)
         return mask if token is None else TokenMask.empty(mask.size).with_tokens([token], legal=token in mask)
 
+    def forced(self) -> int | None:
+        """Return the only legal token; a mask is made only where the budget is spent."""
+        return self.token_mask().single_token if self._is_spent() else self._matcher.forced()
+
     def accept_token(self, token: int) -> bool:
         """Take one token; False, and no change, where it is not allowed."""
         due = self._due(self._matcher.token_mask()) if self._is_spent() else None

@@ -140,8 +140,8 @@ def test_one_culprit_costs_one_round_again() -> None:
 def test_a_matcher_that_raises_is_known_for_the_culprit(seam: str) -> None:
     """Its mates play again together, or have played: nobody has to be tried by itself."""
     trouble = Trouble(seam, EXCEPTIONS["Panic"], 0)
-    scene = Scene(trouble)
-    rows = [scene.row(4 * index, in_trouble=index == 1) for index in range(ROWS)]
+    scene = Scene(trouble, ROWS + 1)  # one of which may be done before
+    rows = [scene.row(4 * index, in_trouble=index == 1) for index in range(ROWS + 1)]
     scene.scheduler._waiting.extend(member for job, _ in rows for member in job.members)
     while not trouble.fired:
         scene.scheduler.step()

@@ -36,6 +36,7 @@ from agentspec import (
 )
 from agentspec.chat import AnswerParser
 from agentspec.grammars import GrammarCursor, compiler
+from agentspec.grammars.token_mask import PackedMasks
 from agentspec.grammars.tool_calls import ReasoningFormat
 from agentspec.sampling import Prefix, warp, warped
 from agentspec.stats import RoundStats
@@ -356,9 +357,7 @@ def test_12_masks_beyond_the_end_of_a_grammar_are_defined() -> None:
     ids, end = KNOWN[True].encode(WISH), KNOWN[True].eos_token_id
     cursor = GrammarCursor([sequence_of(scenario)], len(KNOWN[True]))
     masks = cursor.masks([[*ids, 9, 9, 9]])
-    assert masks.tensor is not None
-    assert masks.tensor.shape == (1, len(ids) + 4, len(KNOWN[True]))
-    assert masks.tensor[0, len(ids) :].all()  # nothing is drawn there: the commit ends the text before
+    assert masks.rows[0][len(ids) :] == [None] * 4  # nothing is drawn there: the commit ends the text before
     cursor.reset()
     open_ended = Scenario("ab", grammar=Grammar.regex("a(b)?"))
     cursor = GrammarCursor([sequence_of(open_ended)], len(KNOWN[True]))
@@ -371,12 +370,12 @@ def test_13_q_and_p_see_the_same_mask_for_the_same_prefix(monkeypatch: pytest.Mo
     import agentspec.drafters.model
     import agentspec.speculative
 
-    seen: dict[str, list[Tensor]] = {"p": [], "q": []}
+    seen: dict[str, list[PackedMasks]] = {"p": [], "q": []}
 
     def spy(side: str, spied_on: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def spied(logits: Tensor, params: Any, mask: Tensor, *rest: Any) -> Tensor:
-            seen[side].append(mask)
-            return spied_on(logits, params, mask, *rest)
+        def spied(logits: Tensor, params: Any, masks: PackedMasks, *rest: Any) -> Tensor:
+            seen[side].append(masks)
+            return spied_on(logits, params, masks, *rest)
 
         return spied
 
@@ -385,13 +384,12 @@ def test_13_q_and_p_see_the_same_mask_for_the_same_prefix(monkeypatch: pytest.Mo
     scenario, sequence = Scenario(WISH, grammar=SHOP), sequence_of(Scenario(WISH, grammar=SHOP))
     decoder = SpeculativeDecoder(scenario.model(True), ModelDrafter(scenario.model(True, seed=5)), GAMMA)
     while sequence.finish_reason is None:
-        for masks in seen.values():
-            masks.clear()
+        for masked in seen.values():
+            masked.clear()
         decoder.round(Batch([sequence]))
         [p_masks] = seen["p"]
-        assert len(seen["q"]) == p_masks.shape[1] - 1
-        for k, q_mask in enumerate(seen["q"]):
-            assert torch.equal(p_masks[0, k], q_mask[0, 0])
+        assert len(seen["q"]) == len(p_masks.rows[0]) - 1
+        assert [p_masks.rows[0][: len(seen["q"])]] == [[q_masks.rows[0][0] for q_masks in seen["q"]]]
 
 
 @pytest.mark.parametrize("wrong_from", range(GAMMA + 1))
@@ -568,7 +566,7 @@ def test_25_logprobs_are_those_of_the_law_that_was_drawn_from(raw: bool, grammar
             if matcher is not None:
                 mask = matcher.token_mask().tensor()
                 mask[KNOWN[True].eos_token_id] |= matcher.is_accepting()
-                mask = mask[None, None]
+                mask = PackedMasks.of(mask[None, None])
                 matcher.accept_token(found.tokens[at])
             law = logits.softmax(-1) if raw else warp(logits, [params], mask, [Prefix(context, 0, 1, frozenset())])
             assert entry.logprob == pytest.approx(law[0, 0, entry.token].log().item(), abs=1e-4), (name, at)

@@ -1,4 +1,4 @@
-"""A cursor tells the same of every position, with masks and without; it leaves matchers where it says."""
+"""A cursor gives the same answers whether masks are made or not; it leaves matchers where it says."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 import torch
 from enumeration import AutomatonMatcher, TableModel
 from inputs import ROWS, written_call
+from random_schemas import random_schema
 from scripted import chatml_tokenizer
 from torch import Tensor
 
@@ -76,16 +77,16 @@ def drafts(matcher: Matcher, seed: int) -> list[int]:
     return tokens
 
 
-def walk_of(matcher: Matcher, *, keeps_masks: bool) -> GrammarCursor:
-    return GrammarCursor([Sequence([0], matcher=matcher, end_tokens=[END])], 49_152, keeps_masks=keeps_masks)
+def cursor_of(matcher: Matcher) -> GrammarCursor:
+    return GrammarCursor([Sequence([0], matcher=matcher, end_tokens=[END])], 49_152)
 
 
 @pytest.mark.parametrize("grammar", GRAMMARS.values(), ids=GRAMMARS)
-def test_with_and_without_masks_a_walk_tells_the_same(grammars: GrammarCompiler, grammar: Grammar) -> None:
+def test_with_and_without_masks_a_cursor_answers_the_same(grammars: GrammarCompiler, grammar: Grammar) -> None:
     closed, forced = 0, 0
     for seed in range(12):
         tokens = drafts(grammars.matcher(grammar), seed)
-        one, other = (walk_of(grammars.matcher(grammar), keeps_masks=keeps) for keeps in (True, False))
+        one, other = (cursor_of(grammars.matcher(grammar)) for _ in range(2))
         for token in tokens:
             mask, strays = one.token_mask(0), random.Random(seed).sample(range(49_152), 20)
             assert one.forced(0) == other.forced(0)
@@ -93,30 +94,91 @@ def test_with_and_without_masks_a_walk_tells_the_same(grammars: GrammarCompiler,
             for each in (token, *strays, END):
                 assert one.allows(0, each) == other.allows(0, each) == (mask is None or each in mask)
             forced += one.forced(0) is not None
-            one.accept_token(0, token)
-            other.accept_token(0, token)
-        assert one.legal(0) == other.legal(0)
-        closed += one.legal(0) < len(tokens)
-        assert one.choices(0, len(tokens)) == other.choices(0, len(tokens))
-        assert one.constrained(0, len(tokens)) == other.constrained(0, len(tokens))
+            one.consume(0, token)
+            other.consume(0, token)
+        assert one.legal_prefix(0, tokens) == other.legal_prefix(0, tokens)
+        closed += one.legal_prefix(0, tokens) < len(tokens)
+        assert one.forced_positions(0, tokens) == other.forced_positions(0, tokens)
+        assert one.count_constrained(0, len(tokens)) == other.count_constrained(0, len(tokens))
         assert other.token_mask(0) == one.token_mask(0)  # made where it is asked for
     assert closed
     assert forced or grammar is GRAMMARS["regex"]
 
 
-@pytest.mark.parametrize("keeps_masks", [False, True])
+def random_grammars(count: int) -> list[Grammar]:
+    rng = random.Random(0)
+    letters = ["a", "b", "c", "ab", "é", "0"]
+
+    def pattern(depth: int) -> str:
+        if depth == 0:
+            return rng.choice([*letters, "[a-c]", "."])
+        parts = [pattern(depth - 1) for _ in range(rng.randint(1, 3))]
+        return f"({rng.choice(['', '|']).join(parts)}){rng.choice(['', '', '*', '?', '{1,3}'])}"
+
+    def option() -> str:
+        return "".join(rng.choices(letters, k=rng.randint(1, 6)))
+
+    schemas = (Grammar.json_schema(random_schema(rng, is_plain=True)) for _ in range(count // 3))
+    choices = (Grammar.choice({option() for _ in range(rng.randint(1, 5))}) for _ in range(count))
+    return [*schemas, *choices, *(Grammar.regex(pattern(3)) for _ in range(count))]
+
+
+def test_asking_for_masks_changes_no_other_answer(grammars: GrammarCompiler) -> None:
+    """Two cursors are sent and asked alike; of one, masks are asked now and then, of any position."""
+    compared = 0
+    for seed, grammar in enumerate(random_grammars(12)):
+        try:
+            matchers = [grammars.matcher(grammar) for _ in range(3)]
+        except GrammarError:
+            continue  # random schemas may mean nothing, or nothing that the engine can express
+        tokens, choose = drafts(matchers.pop(), seed), random.Random(seed)
+        plain, asking = map(cursor_of, matchers)
+        for _ in range(30):
+            place = len(plain.tokens(0))
+            if choose.random() < 0.5:
+                _ = asking.token_mask(0) if choose.random() < 0.5 else asking.masks([asking.tokens(0)])
+            token = choose.choice([tokens[min(place, len(tokens) - 1)], choose.randrange(2000), END])
+            back = tokens[: choose.randrange(len(tokens) + 1)]
+            question, *arguments = choose.choice(
+                [
+                    ("forced", 0),
+                    ("forced", 0, back if back[:place] == plain.tokens(0)[: len(back)] else None),
+                    ("is_open", 0),
+                    ("allows", 0, token),
+                    ("try_consume", 0, token),
+                    ("try_consume", 0, tokens[min(place, len(tokens) - 1)]),
+                    ("consume", 0, token),
+                    ("seek", 0, back),
+                    ("legal_prefix", 0, back),
+                    ("forced_positions", 0, back),
+                    ("count_constrained", 0, choose.randrange(place + 1)),
+                ]
+            )
+            answers = [getattr(cursor, question)(*arguments) for cursor in (plain, asking)]
+            assert answers[0] == answers[1], (grammar, question, arguments, plain.tokens(0))
+            assert plain.tokens(0) == asking.tokens(0)
+            compared += answers[0] is not None
+        assert plain.masks([tokens]).rows == asking.masks([tokens]).rows
+        left = [cursor.commit(0, tokens) for cursor in (plain, asking)]
+        for matcher, count in zip(matchers, left, strict=True):
+            assert all(map(matcher.accept_token, tokens[count : max(left)]))  # as a sequence does with what is left
+        assert matchers[0].token_mask() == matchers[1].token_mask()
+    assert compared > 300
+
+
+@pytest.mark.parametrize("makes_masks", [False, True])
 @pytest.mark.parametrize("grammar", GRAMMARS.values(), ids=GRAMMARS)
-def test_a_walk_stands_where_it_is_sent(grammars: GrammarCompiler, grammar: Grammar, keeps_masks: bool) -> None:
+def test_a_cursor_stands_where_it_is_sent(grammars: GrammarCompiler, grammar: Grammar, makes_masks: bool) -> None:
     for seed in range(6):
         tokens, matcher = drafts(grammars.matcher(grammar), seed), grammars.matcher(grammar)
-        cursor, choose = walk_of(matcher, keeps_masks=keeps_masks), random.Random(seed)
-        cursor.consume_drafts([tokens])
+        cursor, choose = cursor_of(matcher), random.Random(seed)
+        _ = cursor.masks([tokens]) if makes_masks else cursor.seek(0, tokens)
         for _ in range(6):
             place = tokens[: choose.randrange(len(tokens) + 1)]
             cursor.seek(0, place)
-            straight = walk_of(grammars.matcher(grammar), keeps_masks=True)
-            straight.consume_drafts([place])
-            assert (cursor.tokens(0), cursor.legal(0)) == (place, straight.legal(0))
+            straight = cursor_of(grammars.matcher(grammar))
+            assert cursor.tokens(0) == place
+            assert cursor.legal_prefix(0, place) == straight.legal_prefix(0, place)
             assert cursor.token_mask(0) == straight.token_mask(0)
             assert (cursor.is_open(0), cursor.forced(0)) == (straight.is_open(0), straight.forced(0))
             if cursor.is_open(0):
@@ -124,7 +186,7 @@ def test_a_walk_stands_where_it_is_sent(grammars: GrammarCompiler, grammar: Gram
                 assert mask is not None
                 assert mask.first is not None
                 assert cursor.try_consume(0, mask.first)
-                assert cursor.legal(0) == len(place) + 1
+                assert cursor.legal_prefix(0, cursor.tokens(0)) == len(place) + 1
         cursor.reset()
         assert matcher.token_mask() == grammars.matcher(grammar).token_mask()
 
@@ -135,8 +197,8 @@ def test_a_row_is_left_behind_what_it_has_in_common_with_a_block(grammars: Gramm
         tokens, stray = drafts(grammars.matcher(grammar), seed), 48_000
         for n in range(len(tokens) + 1):
             matcher, fresh = grammars.matcher(grammar), grammars.matcher(grammar)
-            cursor = walk_of(matcher, keeps_masks=False)
-            cursor.consume_drafts([tokens])
+            cursor = cursor_of(matcher)
+            cursor.seek(0, tokens)
             left = cursor.commit(0, [*tokens[:n], stray])
             assert left <= n
             assert left == n or not all(map(grammars.matcher(grammar).accept_token, tokens[:n]))
@@ -151,6 +213,7 @@ def test_a_mask_that_allows_what_the_matcher_refuses_is_an_error() -> None:
             return False
 
     cursor = GrammarCursor([Sequence([0], matcher=Refusing({0: {0: 0, 1: 0}}, set()))], 3)
+    assert cursor.token_mask(0) is not None
     with pytest.raises(GrammarError, match="refuses token 1, which its mask allows"):
         cursor.consume(0, 1)
 
@@ -223,7 +286,8 @@ def test_a_matcher_that_cannot_go_back_keeps_no_other_from_it() -> None:
 
     matchers = [kind({0: {0: 0}}, set()) for kind in (AutomatonMatcher, Stuck, AutomatonMatcher)]
     cursor = GrammarCursor([Sequence([0], matcher=matcher) for matcher in matchers], 3)
-    cursor.consume_drafts([[0, 0]] * 3)
+    for row in range(3):
+        cursor.seek(row, [0, 0])
     assert [str(error) for error in cursor.reset()] == ["stuck"]
     assert [matcher.path for matcher in matchers] == [[0], [0, 0, 0], [0]]
 

@@ -44,7 +44,7 @@ from agentspec import (
 )
 from agentspec.errors import InvalidRequestError
 from agentspec.grammars import GrammarCursor, Matcher
-from agentspec.grammars.token_mask import Masks, TokenMask
+from agentspec.grammars.token_mask import PackedMasks, TokenMask
 from agentspec.rng import Acceptance, CoupledRng, Role, SequenceRng
 from agentspec.sampling import best_tokens, warp, warped
 from agentspec.speculative import verify, verify_coupled, verify_greedy
@@ -205,7 +205,7 @@ def test_the_greedy_verdict_is_what_both_rules_come_to(is_dense: bool) -> None:
     legal = (torch.rand(scores.shape, generator=generator) < 0.7) & ~nowhere[..., None]
     masks = [[TokenMask.of(mask) for mask in row] for row in legal]
     params = SamplingParams(temperature=0)
-    p = warp(scores, [params] * rows, Masks(masks).tensor)
+    p = warp(scores, [params] * rows, PackedMasks(masks))
     best = p.nan_to_num().argmax(-1)[:, :-1]
     strays = torch.randint(vocabulary, best.shape, generator=generator)
     tokens = torch.where(torch.rand(best.shape, generator=generator) < 0.7, best, strays)
@@ -217,10 +217,10 @@ def test_the_greedy_verdict_is_what_both_rules_come_to(is_dense: bool) -> None:
         verdict = rule(p, draft, rng)
         for b, (n, token) in enumerate(zip(verdict.accepted.tolist(), verdict.token.tolist(), strict=True)):
             row, span, some = Draft.of_spans([draft.spans[b]], "cpu"), draft.spans[b], scores[b : b + 1]
-            for keeps_masks in (False, True):
+            for makes_masks in (False, True):
                 matcher = Positions(masks[b])
-                cursor = GrammarCursor([Sequence([0], params, matcher=matcher)], vocabulary, keeps_masks=keeps_masks)
-                cursor.consume_drafts(row.spans)
+                cursor = GrammarCursor([Sequence([0], params, matcher=matcher)], vocabulary)
+                _ = cursor.masks(row.spans) if makes_masks else cursor.seek(0, span)
                 is_lawless = bool(p[b, n, 0].isnan())
                 lawless[n > 0] += is_lawless
                 if is_lawless and n == 0:
@@ -415,12 +415,12 @@ class Recorded(Drafter):
 @every_acceptance
 @pytest.mark.parametrize("name", ["model", "cascade"])
 def test_p_and_q_see_the_same_masks(name: str, acceptance: Acceptance, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: dict[str, list[Tensor]] = {"p": [], "q": []}
+    seen: dict[str, list[PackedMasks]] = {"p": [], "q": []}
 
     def spy(side: str, spied_on: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def spied(logits: Tensor, params: SequenceOf[SamplingParams], mask: Tensor, *rest: Any) -> Tensor:
-            seen[side].append(mask)
-            return spied_on(logits, params, mask, *rest)
+        def spied(logits: Tensor, params: SequenceOf[SamplingParams], masks: PackedMasks, *rest: Any) -> Tensor:
+            seen[side].append(masks)
+            return spied_on(logits, params, masks, *rest)
 
         return spied
 
@@ -432,14 +432,15 @@ def test_p_and_q_see_the_same_masks(name: str, acceptance: Acceptance, monkeypat
     for seed in range(20):
         sequence = TASKS["constrained"].start("temperature 1", seed=seed, gamma=4, acceptance=acceptance)
         while sequence.finish_reason is None:
-            for masks in seen.values():
-                masks.clear()
+            for masked in seen.values():
+                masked.clear()
             SpeculativeDecoder(target, drafter).round(Batch([sequence]))
-            ((p_masks,),) = seen["p"]
+            [[p_masks]] = [masks.rows for masks in seen["p"]]
             by_model = [k for k, source in enumerate(drafter.draft.sources_or("model")[0]) if source == "model"]
-            for k, q_mask in zip(by_model, seen["q"], strict=True):
-                assert torch.equal(p_masks[k], q_mask[0, 0])
-                compared += not p_masks[k].all()
+            for k, q_masks in zip(by_model, seen["q"], strict=True):
+                mask = p_masks[k]
+                assert [[mask]] == q_masks.rows
+                compared += mask is not None and not mask.tensor().all()
     assert compared > 10
 
 

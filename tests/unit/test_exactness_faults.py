@@ -30,7 +30,7 @@ from agentspec import (
     SpeculativeDecoder,
 )
 from agentspec.grammars import GrammarCursor
-from agentspec.grammars.token_mask import Masks, TokenMask
+from agentspec.grammars.token_mask import PackedMasks, TokenMask
 from agentspec.rng import Role, SequenceRng
 from agentspec.sampling import warp
 from agentspec.speculative import VERIFY, Verification
@@ -176,7 +176,7 @@ class PiecewiseDrafter(Drafter):
 
 def masked(logits: Tensor, params: SamplingParams, mask: Tensor | None) -> Tensor:
     """The q of the contract."""
-    return warp(logits[None, None], [params], None if mask is None else mask[None, None])[0, 0]
+    return warp(logits[None, None], [params], None if mask is None else PackedMasks.of(mask[None, None]))[0, 0]
 
 
 def unmasked(logits: Tensor, params: SamplingParams, mask: Tensor | None) -> Tensor:
@@ -246,10 +246,10 @@ def test_a_drafter_that_breaks_the_contract_is_seen(fault: str, detected: dict[s
 Row = list[TokenMask | None]
 
 
-def edited(edit: Callable[[Row], Row]) -> Callable[[GrammarCursor, SequenceOf[list[int]]], Masks]:
+def edited(edit: Callable[[Row], Row]) -> Callable[[GrammarCursor, SequenceOf[list[int]]], PackedMasks]:
     """The cursor's masks, those of every row changed."""
     original = GrammarCursor.masks
-    return lambda cursor, spans: Masks([edit(list(row)) for row in original(cursor, spans).rows])
+    return lambda cursor, spans: PackedMasks([edit(list(row)) for row in original(cursor, spans).rows])
 
 
 def unmask_bonus(row: Row) -> Row:

@@ -16,6 +16,7 @@ from torch import Tensor
 from agentspec import Batch, InvalidRequestError, PromptLookupDrafter, SamplingParams, Sequence, SpeculativeDecoder
 from agentspec import rng as rng_module
 from agentspec import sampling as sampling_module
+from agentspec.grammars.token_mask import PackedMasks
 from agentspec.models.backends.native import compiles, kernels
 from agentspec.rng import CoupledRng, Role, SequenceRng
 from agentspec.sampling import Prefix, best_tokens, log_probs, warp, warped
@@ -48,7 +49,7 @@ def arithmetic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 def law(scores: SequenceOf[float], mask: SequenceOf[bool] | None = None, **settings: Any) -> list[float]:
     logits = torch.tensor([[scores]])
     (((*masses,),),) = warp(
-        logits, [SamplingParams(**settings)], None if mask is None else torch.tensor([[mask]])
+        logits, [SamplingParams(**settings)], None if mask is None else PackedMasks.of(torch.tensor([[mask]]))
     ).tolist()
     return masses
 
@@ -270,8 +271,8 @@ def test_log_probabilities_are_those_of_the_law() -> None:
     logits = 5 * torch.randn(3, 2, 40, generator=generator)
     params = [SamplingParams(temperature=0.7, top_k=9, top_p=0.95), SamplingParams(temperature=0), SamplingParams()]
     mask = torch.rand(3, 2, 40, generator=generator) < 0.6
-    found = log_probs(warped(logits, params, mask))
-    assert torch.allclose(found.exp(), warp(logits, params, mask), atol=1e-6)
+    found = log_probs(warped(logits, params, PackedMasks.of(mask)))
+    assert torch.allclose(found.exp(), warp(logits, params, PackedMasks.of(mask)), atol=1e-6)
     assert (found[~mask] == -INF).all()
     assert set(found[1].unique().tolist()) == {0.0, -INF}  # greedy
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from agentspec import InvalidRequestError, SamplingParams
+from agentspec.grammars.token_mask import PackedMasks
 from agentspec.rng import CoupledRng, Role, SequenceRng, sample_seed
 from agentspec.sampling import Prefix, warp
 
@@ -22,7 +23,9 @@ LARGEST = 1 - 2.0**-53
 def law(scores: SequenceOf[float], params: SamplingParams, legal: SequenceOf[bool] | None = None) -> list[float]:
     """What ``warp`` makes of one position, in float64."""
     logits = torch.tensor([[scores]], dtype=torch.float64)
-    (((*masses,),),) = warp(logits, [params], None if legal is None else torch.tensor([[legal]])).tolist()
+    (((*masses,),),) = warp(
+        logits, [params], None if legal is None else PackedMasks.of(torch.tensor([[legal]]))
+    ).tolist()
     return masses
 
 
@@ -159,7 +162,7 @@ def test_half_precision_is_promoted_and_double_kept(given: torch.dtype, made: to
 
 
 def test_a_position_without_a_law_is_nan_all_over() -> None:
-    nothing_legal = torch.zeros(1, 1, 3, dtype=torch.bool)
+    nothing_legal = PackedMasks.of(torch.zeros(1, 1, 3, dtype=torch.bool))
     broken = torch.tensor([[[0.0, math.nan, 1.0]]])
     for temperature in (0.0, 1.0):
         params = [SamplingParams(temperature=temperature)]
@@ -182,9 +185,9 @@ def test_each_row_has_its_own_settings() -> None:
     mask = torch.rand(logits.shape, generator=generator) < 0.7
     padded = logits.clone()
     padded[:, 2] = math.nan
-    together = warp(padded, settings, mask)
+    together = warp(padded, settings, PackedMasks.of(mask))
     for row, params in enumerate(settings):
-        alone = warp(logits[row : row + 1, :2], [params], mask[row : row + 1, :2])
+        alone = warp(logits[row : row + 1, :2], [params], PackedMasks.of(mask[row : row + 1, :2]))
         assert torch.equal(together[row, :2], alone[0])
 
 
@@ -192,7 +195,7 @@ def test_the_logits_are_left_alone() -> None:
     logits = torch.tensor([[[1.0, 2.0, 3.0]]])
     before = logits.clone()
     params = SamplingParams(temperature=0.5, top_k=2, top_p=0.9, min_p=0.1, logit_bias={0: 1.0})
-    warp(logits, [params], torch.tensor([[[True, False, True]]]), [Prefix([0], 1, 1, frozenset())])
+    warp(logits, [params], PackedMasks.of(torch.tensor([[[True, False, True]]])), [Prefix([0], 1, 1, frozenset())])
     assert torch.equal(logits, before)
 
 

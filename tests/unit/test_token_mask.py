@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import random
+from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
 
-from agentspec.grammars.token_mask import Masks, TokenMask
+from agentspec.grammars.token_mask import PackedMasks, TokenMask, _apply_on_device
 
 SIZES = [1, 7, 8, 63, 64, 65, 130, 1000]
 
@@ -73,14 +76,63 @@ def test_bits_of_any_whole_number_of_bytes_are_taken() -> None:
         TokenMask(b"\x05", 9)
 
 
-def test_the_tensor_of_a_batch_is_true_where_nothing_is_forbidden() -> None:
+def test_the_words_hold_32_tokens_each() -> None:
+    """As grammar engines pack them, and whatever the byte order of the machine."""
+    words = mask_of({0, 33, 95}, 96).words
+    assert words.dtype == "<i4"
+    assert words[:3].tolist() == [1, 2, -(2**31)]
+
+
+APPLIED = {"host": PackedMasks.apply_, "device": lambda masks, logits: on_device(masks, logits)}
+
+
+def on_device(masks: PackedMasks, logits: Tensor) -> Tensor:
+    """What ``apply_`` does on a device."""
+    if masks:
+        _apply_on_device(logits, masks._index, masks._words)
+    return logits
+
+
+@pytest.mark.parametrize("apply_", APPLIED.values(), ids=APPLIED)
+def test_the_masks_of_a_batch_leave_what_they_do_not_forbid(apply_: Callable[[PackedMasks, Tensor], Tensor]) -> None:
     a, b = mask_of({1}, 3), mask_of({0, 2}, 3)
-    found = Masks([[a, None], [b, a, b], [None]]).tensor
-    assert found is not None
-    assert found.tolist() == [
+    masks, logits = PackedMasks([[a, None], [b, a, b], [None]]), torch.zeros(3, 3, 3)
+    assert apply_(masks, logits) is logits
+    assert (logits == 0).tolist() == [
         [[False, True, False], [True] * 3, [True] * 3],
         [[True, False, True], [False, True, False], [True, False, True]],
         [[True] * 3] * 3,
     ]
-    assert Masks([[None], [None, None]]).tensor is None
-    assert torch.equal(a.tensor(), torch.tensor([False, True, False]))
+    assert len(masks) == 4
+    assert not PackedMasks([[None], [None, None]])
+
+
+@pytest.mark.parametrize("apply_", APPLIED.values(), ids=APPLIED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", SIZES)
+def test_masks_of_any_size_are_applied_as_the_tensors_they_stand_for(
+    size: int, dtype: torch.dtype, apply_: Callable[[PackedMasks, Tensor], Tensor]
+) -> None:
+    generator = torch.Generator().manual_seed(size)
+    legal = torch.rand(4, 5, size, generator=generator) < torch.rand(4, 5, 1, generator=generator)
+    logits = torch.randn(legal.shape, generator=generator, dtype=dtype)
+    logits[0, 0, 0], logits[1, 2, -1] = math.nan, math.inf
+    expected = torch.where(legal, logits, -math.inf)
+    found = apply_(PackedMasks.of(legal), logits)
+    assert torch.equal(found.nan_to_num(7.0), expected.nan_to_num(7.0))
+
+
+def test_logits_of_another_size_are_an_error() -> None:
+    with pytest.raises(ValueError, match="masks are for 9 tokens, the logits for 10"):
+        PackedMasks([[TokenMask.empty(9)]]).apply_(torch.zeros(1, 1, 10))
+
+
+def test_a_device_is_not_waited_for() -> None:
+    """Tensors without numbers stand for those of a device: reading one back raises."""
+    masks, logits = (
+        PackedMasks([[None, mask_of({3}, 100)], [mask_of({5}, 100)]], "meta"),
+        torch.empty(2, 3, 100).to("meta"),
+    )
+    assert masks.apply_(logits) is logits
+    with pytest.raises(RuntimeError, match="meta"):
+        bool(logits[0, 0, 0] > 0)

@@ -123,47 +123,84 @@ def random_grammars(count: int) -> list[Grammar]:
     return [*schemas, *choices, *(Grammar.regex(pattern(3)) for _ in range(count))]
 
 
+def compare_with_and_without_masks(matchers: list[Matcher], tokens: list[int], seed: int, vocabulary: int) -> int:
+    """Send and ask two cursors alike; ask one of them for masks now and then, of any position."""
+    choose, compared = random.Random(seed), 0
+    plain, asking = map(cursor_of, matchers)
+    for _ in range(30):
+        place = len(plain.tokens(0))
+        if choose.random() < 0.5:
+            _ = asking.token_mask(0) if choose.random() < 0.5 else asking.masks([asking.tokens(0)])
+        following = tokens[min(place, len(tokens) - 1)]
+        token = choose.choice([following, choose.randrange(vocabulary), END])
+        back = tokens[: choose.randrange(len(tokens) + 1)]
+        question, *arguments = choose.choice(
+            [
+                ("forced", 0),
+                ("forced", 0, back if back[:place] == plain.tokens(0)[: len(back)] else None),
+                ("is_open", 0),
+                ("allows", 0, token),
+                ("try_consume", 0, token),
+                ("try_consume", 0, following),
+                ("consume", 0, token),
+                ("seek", 0, back),
+                ("legal_prefix", 0, back),
+                ("forced_positions", 0, back),
+                ("count_constrained", 0, choose.randrange(place + 1)),
+            ]
+        )
+        answers = [getattr(cursor, question)(*arguments) for cursor in (plain, asking)]
+        assert answers[0] == answers[1], (question, arguments, plain.tokens(0))
+        assert plain.tokens(0) == asking.tokens(0)
+        assert (only := plain.forced(0)) is None or plain.allows(0, only)
+        compared += answers[0] is not None
+    assert plain.masks([tokens]).rows == asking.masks([tokens]).rows
+    left = [cursor.commit(0, tokens) for cursor in (plain, asking)]
+    for matcher, count in zip(matchers, left, strict=True):
+        assert all(map(matcher.accept_token, tokens[count : max(left)]))  # as a sequence does with what is left
+    assert matchers[0].token_mask() == matchers[1].token_mask()
+    return compared
+
+
 def test_asking_for_masks_changes_no_other_answer(grammars: GrammarCompiler) -> None:
-    """Two cursors are sent and asked alike; of one, masks are asked now and then, of any position."""
     compared = 0
     for seed, grammar in enumerate(random_grammars(12)):
-        try:
-            matchers = [grammars.matcher(grammar) for _ in range(3)]
-        except GrammarError:
-            continue  # random schemas may mean nothing, or nothing that the engine can express
-        tokens, choose = drafts(matchers.pop(), seed), random.Random(seed)
-        plain, asking = map(cursor_of, matchers)
-        for _ in range(30):
-            place = len(plain.tokens(0))
-            if choose.random() < 0.5:
-                _ = asking.token_mask(0) if choose.random() < 0.5 else asking.masks([asking.tokens(0)])
-            token = choose.choice([tokens[min(place, len(tokens) - 1)], choose.randrange(2000), END])
-            back = tokens[: choose.randrange(len(tokens) + 1)]
-            question, *arguments = choose.choice(
-                [
-                    ("forced", 0),
-                    ("forced", 0, back if back[:place] == plain.tokens(0)[: len(back)] else None),
-                    ("is_open", 0),
-                    ("allows", 0, token),
-                    ("try_consume", 0, token),
-                    ("try_consume", 0, tokens[min(place, len(tokens) - 1)]),
-                    ("consume", 0, token),
-                    ("seek", 0, back),
-                    ("legal_prefix", 0, back),
-                    ("forced_positions", 0, back),
-                    ("count_constrained", 0, choose.randrange(place + 1)),
-                ]
-            )
-            answers = [getattr(cursor, question)(*arguments) for cursor in (plain, asking)]
-            assert answers[0] == answers[1], (grammar, question, arguments, plain.tokens(0))
-            assert plain.tokens(0) == asking.tokens(0)
-            compared += answers[0] is not None
-        assert plain.masks([tokens]).rows == asking.masks([tokens]).rows
-        left = [cursor.commit(0, tokens) for cursor in (plain, asking)]
-        for matcher, count in zip(matchers, left, strict=True):
-            assert all(map(matcher.accept_token, tokens[count : max(left)]))  # as a sequence does with what is left
-        assert matchers[0].token_mask() == matchers[1].token_mask()
+        with suppress(GrammarError):  # random schemas may mean nothing, or nothing that the engine can express
+            matchers = [grammars.matcher(grammar) for _ in range(2)]
+            tokens = drafts(grammars.matcher(grammar), seed)
+            compared += compare_with_and_without_masks(matchers, tokens, seed, 2000)
     assert compared > 300
+
+
+class Unknowing(AutomatonMatcher):
+    """An engine that finds neither a forced token nor a dead end without a mask."""
+
+    def forced(self) -> int | None:
+        return None
+
+
+def path_in(matcher: Matcher, rng: random.Random) -> list[int]:
+    """Legal tokens up to a dead end, and two that are none."""
+    tokens = list[int]()
+    while len(tokens) < 6 and (options := legal(matcher)):
+        tokens.append(rng.choice(options))
+        matcher.accept_token(tokens[-1])
+    return [*tokens, 0, 1]
+
+
+@pytest.mark.parametrize("kind", [AutomatonMatcher, Unknowing])
+def test_asking_for_masks_changes_no_other_answer_at_dead_ends(kind: type[AutomatonMatcher]) -> None:
+    """Automata at random, in which states have no edge, or one, which may be an end token's."""
+    dead_ends = 0
+    for seed in range(200):
+        rng = random.Random(seed)
+        edges = {state: {rng.randrange(4): rng.randrange(5) for _ in range(rng.randrange(4))} for state in range(5)}
+        final = {state for state in range(5) if rng.random() < 0.3}
+        matchers = [kind(edges, final, vocab_size=4) for _ in range(2)]
+        tokens = path_in(kind(edges, final, vocab_size=4), rng)
+        compare_with_and_without_masks([*matchers], tokens, seed, 4)
+        dead_ends += any(not edges[state] and state not in final for state in matchers[0].path)
+    assert dead_ends > 10
 
 
 @pytest.mark.parametrize("makes_masks", [False, True])

@@ -1,9 +1,8 @@
-"""Openers: how models begin tool calls at the start of an answer, in other spellings than their own format's.
+"""Openers of tool calls at the start of an answer, in spellings other than the model's own tool-call format.
 
-Models drop the tag of their tool-call format, wrap the JSON in another one, or put it into a fenced block, and indent
-it as they like. Such an answer is a call from the value of ``"name"`` on, where that is the name of a tool. Until then
-everything may still become plain text. One description serves both sides: the grammar (``opener_rules``) and the
-parser (``find_opener``).
+Models omit the tag of their format, wrap the JSON in another tag, or put it into a fenced block with any indent. Such
+an answer is a call once the value of ``"name"`` is the name of a tool; until then it may still become free text. One
+description serves both the grammar (``opener_rules``) and the parser (``find_opener``).
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from dataclasses import dataclass, replace
 from agentspec.grammars.schema_tools import to_json
 
 BLANKS = " \t\r\n"
-"""White space of JSON."""
+"""JSON's white space."""
 
 _ANY_BLANKS = r"[ \t\r\n]*"
-"""Before a call is certain: plain text is free to hold as much of it."""
+"""White space before a call is certain: free text may hold any amount of it."""
 
 _SPACE = r"[ \t]{0,8}(\r?\n[ \t]{0,80})?"
-"""Inside a call: one line break and an indent at most, so that no model loops in white space."""
+"""White space inside a call: at most one line break and an indent, so that no model loops in it."""
 
 _LOOSE_FORM = {
     "item_separator": ",",
@@ -34,12 +33,12 @@ _LOOSE_FORM = {
 
 @dataclass(frozen=True)
 class Opener:
-    """What calls may be wrapped in.
+    """The text around calls.
 
     Args:
-        leads: spellings of what stands before the calls.
-        closer: stands after them.
-        is_list: whether they are elements of a JSON list; otherwise objects on lines of their own.
+        leads: spellings of the text before the calls.
+        closer: the text after them.
+        is_list: whether the calls are elements of a JSON list; otherwise objects on lines of their own.
     """
 
     leads: tuple[str, ...] = ("",)
@@ -55,11 +54,11 @@ _WRAPPERS = (
 OPENERS = (*_WRAPPERS, *(replace(opener, is_list=True) for opener in _WRAPPERS))
 
 MOST_HEADS = 1500
-"""Of beginnings that a grammar tells apart; llguidance follows 2,000 alternatives at once."""
+"""The most pairs of opener and tool name in a grammar; llguidance follows 2,000 alternatives at once."""
 
 
 def openers_for(count: int) -> tuple[Opener, ...]:
-    """Return the openers of a grammar of so many tools: all of them, or the most usual ones."""
+    """Return the openers of a grammar of ``count`` tools: all of them, or the most usual ones."""
     return next((OPENERS[:n] for n in (len(OPENERS), len(_WRAPPERS), 1) if n * count <= MOST_HEADS), ())
 
 
@@ -67,7 +66,7 @@ def openers_for(count: int) -> tuple[Opener, ...]:
 
 
 def heads_pattern(names: Collection[str], openers: Sequence[Opener]) -> str:
-    """Return a regular expression of every text from which on an answer is a call."""
+    """Return a regular expression of the beginnings after which an answer is a call."""
     leads = "|".join(map(_lead_pattern, openers))
     return f"({leads})({'|'.join(map(_name_pattern, names))})"
 
@@ -75,13 +74,13 @@ def heads_pattern(names: Collection[str], openers: Sequence[Opener]) -> str:
 def opener_rules(
     names: Sequence[str], arguments: Sequence[str], key: str, openers: Sequence[Opener], parallel: int
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the alternatives of an answer that is made of calls in these openers, and their Lark rules.
+    """Return the alternatives of an answer that begins with one of the openers, and their Lark rules.
 
     Args:
-        names: of the tools.
-        arguments: their schemas as ``in_json_form`` gives them; the rule ``args_<index>`` writes one.
-        key: of a call's arguments.
-        openers: to take in.
+        names: the names of the tools.
+        arguments: the schemas of their arguments in ``in_json_form``; the rule ``args_<index>`` is of the same schema.
+        key: the key of a call's arguments.
+        openers: the openers of the grammar.
         parallel: the most calls in one answer.
     """
     if not openers:
@@ -108,20 +107,20 @@ def opener_rules(
         lead = _lead_pattern(opener)
         rules[f"first_{at}"] = " | ".join(f"/{lead}{value}/ rest_{index}" for index, value in enumerate(values))
         more = f" ({'COMMA' if opener.is_list else 'LINE'} object){{0,{parallel - 1}}}" if parallel > 1 else ""
-        # Another call may follow a line break; so may nothing.
+        # A line break may precede another call, or end the answer.
         answers.append(f"first_{at}{more} {_close(opener)} {'LINE?' if parallel > 1 else ''}".strip())
     return answers, rules
 
 
 def _loose(schema: str) -> str:
-    """A schema as ``in_json_form`` gives it, its instances with white space of their own."""
+    """Return a schema in ``in_json_form`` whose instances may hold white space."""
     known = json.loads(schema)
     return to_json({**known, "x-guidance": {**known.get("x-guidance", {}), **_LOOSE_FORM}})
 
 
 @functools.lru_cache(maxsize=4096)
 def literal_pattern(text: str) -> str:
-    """Return a literal text as part of a regular expression of Lark."""
+    """Return a text as a literal part of a regular expression of Lark."""
     return "".join(c if c.isalnum() or c == "_" or not c.isascii() else f"\\x{ord(c):02X}" for c in text)
 
 
@@ -130,7 +129,7 @@ def _name_pattern(name: str) -> str:
 
 
 def _lead_pattern(opener: Opener) -> str:
-    """Everything up to the value of the first name."""
+    """Return a pattern of the text up to the value of the first name."""
     bracket = r"\[" + _ANY_BLANKS if opener.is_list else ""
     leads = "|".join(map(literal_pattern, opener.leads))
     return f"{_ANY_BLANKS}({leads}){_ANY_BLANKS}{bracket}{_object_pattern(_ANY_BLANKS)}"
@@ -152,11 +151,11 @@ _NEVER, _UNDECIDED = -2, -1
 
 @dataclass(frozen=True)
 class Opened:
-    """The beginning of calls in a text.
+    """An opener found in a text.
 
     Args:
-        opener: that the text begins with.
-        begin: where the first call's object begins.
+        opener: the opener.
+        begin: the offset of the first call's object.
     """
 
     opener: Opener
@@ -164,7 +163,7 @@ class Opened:
 
 
 def find_opener(text: str, at: int, names: Collection[str], openers: Sequence[Opener]) -> tuple[Opened | None, bool]:
-    """Return the beginning of calls at ``at``; without one, whether more text may still make it one."""
+    """Return the opener found at offset ``at``, or None and whether more text may still complete one."""
     is_undecided = False
     for opener in openers:
         for lead in opener.leads:
@@ -178,7 +177,7 @@ def find_opener(text: str, at: int, names: Collection[str], openers: Sequence[Op
 
 
 def skip_blanks(text: str, at: int) -> int:
-    """Return where white space that begins at ``at`` ends."""
+    """Return the end of the white space at offset ``at``."""
     while at < len(text) and text[at] in BLANKS:
         at += 1
     return at
@@ -190,7 +189,10 @@ def _end_of_head(text: str, at: int, names: Collection[str]) -> int:
 
 
 def _follow(text: str, at: int, marks: Sequence[str]) -> int:
-    """Where a run of marks ends, white space before each; ``_UNDECIDED`` where the text ends inside of it."""
+    """Return the end of a run of marks, white space before each.
+
+    ``_UNDECIDED`` where the text ends inside the run, ``_NEVER`` where another text is found.
+    """
     for mark in marks:
         at = skip_blanks(text, at)
         if not text.startswith(mark, at):

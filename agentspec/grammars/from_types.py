@@ -1,4 +1,4 @@
-"""JSON Schemas of Python types, such that what they let be said parses."""
+"""JSON Schemas of Python types whose instances all parse."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ INTEGER_NAME = "^-?(0|[1-9][0-9]*)$"
 def schema_of(described: Any) -> dict[str, Any]:
     """Return the JSON Schema of a pydantic class (v2 or v1), TypedDict, dataclass or another type that pydantic knows.
 
-    Where pydantic parses less than its schema allows, the schema is narrowed: members of a discriminated union have to
-    name their tag, and keys that are integers have to be written as such.
+    Where pydantic parses less than its schema allows, the schema is narrowed: members of a discriminated union must
+    name their tag, and integer keys must be written as integers.
 
     Raises:
-        GrammarError: for a type without one.
+        GrammarError: for a type without a JSON Schema.
     """
     if is_pydantic_v1(described):
         known: dict[str, Any] = _with_tags(described.schema())
         return known
-    with contextlib.suppress(Exception):  # it is tried in another form below
+    with contextlib.suppress(Exception):  # the next statement tries another form
         return _with_tags(_of_pydantic(described))
     try:
         return _with_tags(_of_pydantic(_for_pydantic(described)))
@@ -38,14 +38,14 @@ def schema_of(described: Any) -> dict[str, Any]:
 
 
 def _of_pydantic(described: Any) -> dict[str, Any]:
-    from pydantic import TypeAdapter  # here, for a JSON Schema or a pattern needs no pydantic
+    from pydantic import TypeAdapter  # here: schemas and patterns need no pydantic
     from pydantic.json_schema import GenerateJsonSchema
 
     class Parsed(GenerateJsonSchema):
-        """Writes what pydantic parses."""
+        """Writes schemas of what pydantic parses."""
 
         def dict_schema(self, schema: Any) -> Any:
-            """A mapping; integers as keys are texts in JSON."""
+            """Return the schema of a mapping, whose integer keys are strings in JSON."""
             made = super().dict_schema(schema)
             if schema.get("keys_schema", {}).get("type") != "int":
                 return made
@@ -56,10 +56,10 @@ def _of_pydantic(described: Any) -> dict[str, Any]:
 
 
 def _with_tags(schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema of pydantic whose discriminated unions parse: each member has to name the tag that chooses it.
+    """Return a schema of pydantic in which each member of a discriminated union must name its tag.
 
-    A union whose tag a function makes has no name for it. pydantic tries the member that the function names, and no
-    other, so that members need not exclude each other: it becomes an ``anyOf``.
+    A union whose tag a function computes has no property for it. pydantic tries only the member that the function
+    names, so that members need not exclude each other: the union becomes an ``anyOf``.
     """
     made: dict[str, Any] = copy.deepcopy(schema)
     left: list[Any] = [made]
@@ -77,14 +77,14 @@ def _with_tags(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tags(union: dict[str, Any], root: Any) -> set[str]:
-    """The properties that tell the members of a union apart."""
+    """Return the properties that distinguish the members of a union."""
     if "discriminator" in union:
         return {union["discriminator"]["propertyName"]}
     named = [
         {
             name
-            for name, said in member.get("properties", {}).items()
-            if "const" in said or len(said.get("enum", ())) == 1
+            for name, schema in member.get("properties", {}).items()
+            if "const" in schema or len(schema.get("enum", ())) == 1
         }
         for member in members_of(union["oneOf"], root)
     ]
@@ -92,7 +92,7 @@ def _tags(union: dict[str, Any], root: Any) -> set[str]:
 
 
 def _for_pydantic(described: Any) -> Any:
-    """The type itself, but for ``typing.TypedDict``, which pydantic does not take before Python 3.12."""
+    """Return a type with each ``typing.TypedDict`` in it rebuilt: pydantic refuses these before Python 3.12."""
     if typing.is_typeddict(described):
         return _rebuilt(described)
     parts = typing.get_args(described)
@@ -120,10 +120,10 @@ def _rebuilt(described: Any) -> Any:
     return made
 
 
-def is_pydantic_v1(description: Any) -> bool:
-    """Whether a type is a class of pydantic's first version."""
-    if not isinstance(description, type):
+def is_pydantic_v1(described: Any) -> bool:
+    """Return whether a type is a class of pydantic's first version."""
+    if not isinstance(described, type):
         return False
     from pydantic import BaseModel
 
-    return not issubclass(description, BaseModel) and hasattr(description, "__fields__")
+    return not issubclass(described, BaseModel) and hasattr(described, "__fields__")

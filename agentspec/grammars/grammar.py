@@ -1,4 +1,4 @@
-"""The description of a language: hashable, serialisable, part of a request. Engines make matchers of it elsewhere."""
+"""`Grammar`: the description of a language. Hashable, serialisable, part of a request; engines make matchers of it."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _MAX_BYTES = {"regex": 200_000, "lark": 8 * MAX_BYTES}  # a grammar of tools hol
 
 @dataclass(frozen=True)
 class ThinkingBudget:
-    """How long a thought may be, beside a grammar that knows what one is.
+    """The most tokens of reasoning, and the texts around it, in a language that begins with reasoning.
 
     Args:
-        tokens: of the thought; then ``closing`` is the only legal text.
-        opener: the thought begins behind it; "" for at once.
-        ends: texts with any of which it is over.
-        closing: ends it.
+        tokens: the most tokens; then ``closing`` is the only legal text.
+        opener: precedes the reasoning; "" where the text begins with it.
+        ends: texts, each of which ends the reasoning.
+        closing: is forced where the budget is spent.
     """
 
     tokens: int
@@ -45,13 +45,13 @@ class Grammar:
     """The description of a language. Build one with the class methods; equal descriptions are equal grammars.
 
     Args:
-        kind: what ``source`` is written in.
+        kind: the notation of ``source``.
         source: text; for a choice, a JSON array.
-        thinking: the budget of the thought that the language begins with; None for no limit.
-        lenient: leave out what an engine cannot express of a JSON Schema, in place of refusing it: for texts that are
-            checked afterwards (``Request.validate``).
-        is_free: whether a text is free until a call begins: it reads then as the tokenizer decodes it, which may leave
-            out a leading space. Other texts are exact to the byte.
+        thinking: the budget of the reasoning that the language begins with; None for no limit.
+        lenient: whether an engine leaves out what it cannot express of a JSON Schema, in place of refusing it. For
+            texts that are checked afterwards (``Request.validate``).
+        is_free: whether a text is free until a call begins: its text is then what the tokenizer decodes, which may
+            lack a leading space. Other texts are exact to the byte.
     """
 
     kind: Kind
@@ -61,28 +61,31 @@ class Grammar:
     is_free: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.thinking, dict):  # what was written as JSON
+        if isinstance(self.thinking, dict):  # read from JSON
             known = ThinkingBudget(**{**self.thinking, "ends": tuple(self.thinking["ends"])})
             object.__setattr__(self, "thinking", known)
         check_size(self.source, f"The {self.kind} grammar", _MAX_BYTES.get(self.kind, MAX_BYTES))
 
     @classmethod
     def json_schema(cls, schema: dict[str, Any] | bool) -> Grammar:
-        """JSON values that satisfy a JSON Schema, written with the separators ``", "`` and ``": "``.
+        """Describe the JSON values that satisfy a JSON Schema, with the separators ``", "`` and ``": "``.
 
-        A key that the schema does not declare may be repeated: no grammar remembers it. ``Request.validate`` finds it.
+        A key that the schema does not declare may be repeated, which no grammar can forbid; ``Request.validate`` does.
 
         Raises:
-            GrammarError: where the schema is not JSON, is too large, or has a keyword of a wrong type.
+            GrammarError: for a schema that is not JSON, is too large, or has a keyword of a wrong type.
         """
         # Key order is part of the language (properties are written in their order), so it is kept.
         return cls("json_schema", to_json(checked(schema)))
 
     @classmethod
     def regex(cls, pattern: str) -> Grammar:
-        """Texts that a regular expression matches from end to end.
+        """Describe the texts that a regular expression matches from end to end.
 
-        The outlines engine reads it as Python's ``re`` does, and refuses by name what an automaton cannot say.
+        The outlines engine reads it as Python's ``re`` does, and names what an automaton cannot express in an error.
+
+        Raises:
+            GrammarError: for an empty pattern, or one that is no string.
         """
         if not isinstance(pattern, str) or not pattern:
             raise GrammarError(f"A regular expression is a non-empty string, got {shown(pattern)}.")
@@ -90,10 +93,10 @@ class Grammar:
 
     @classmethod
     def choice(cls, options: Iterable[str]) -> Grammar:
-        """One of several texts.
+        """Describe a choice of texts.
 
         Raises:
-            GrammarError: for no option, an empty one, or one that is not text.
+            GrammarError: for no option, an empty one, or one that is no string.
         """
         given = [] if isinstance(options, str) else list(options)
         listed = list(dict.fromkeys(given)) if all(isinstance(option, str) for option in given) else []
@@ -103,7 +106,7 @@ class Grammar:
 
     @classmethod
     def lark(cls, source: str) -> Grammar:
-        """A context-free grammar in llguidance's variant of Lark."""
+        """Describe a language by a context-free grammar in llguidance's variant of Lark."""
         return cls("lark", source)
 
     @classmethod
@@ -118,22 +121,22 @@ class Grammar:
         thought: ReasoningFormat | None = None,
         thinking_budget: int | None = None,
     ) -> Grammar:
-        """Answers that may be calls of tools, valid against their parameters.
+        """Describe answers that may hold tool calls, with arguments valid against the tools' parameters.
 
         Args:
-            tools: OpenAI tool dicts; may be empty where ``final`` or ``thought`` says what an answer is.
-            required: whether an answer must be a call. If not, free text turns into a call where the opener is
-                written, and an answer that begins with one in another spelling (``grammars.call_openers``) is one: from
-                there on only a valid call is legal.
+            tools: OpenAI tool dicts; may be empty where ``final`` or ``thought`` describes the answer.
+            required: whether an answer must be a call. If not, free text becomes a call at the opener, or where the
+                answer begins with an opener of another spelling (``grammars.call_openers``): from there on only a
+                valid call is legal.
             parallel: the most calls in one answer.
-            final: JSON Schema of an answer that is no call, in place of free text; closed like parameters.
-            form: how a call is written.
-            thought: free text that goes before the answer; a call ends it too.
-            thinking_budget: the most tokens of a thought, which is then ended; None for no limit.
+            final: JSON Schema of an answer without calls, in place of free text; closed like parameters.
+            form: the tool-call format.
+            thought: the format of reasoning before the answer, which a call ends too; None for none.
+            thinking_budget: the most tokens of reasoning, which is then ended; None for no limit.
 
         Raises:
-            GrammarError: for nothing to say, ``parallel`` below 1, a budget below 0 or without a thought, a tool
-                without a name, a name that the form cannot write, or a schema that ``json_schema`` refuses.
+            GrammarError: for no possible answer, ``parallel`` below 1, a budget below 0 or without reasoning, a tool
+                without a name, a name that the format cannot write, or a schema that ``json_schema`` refuses.
         """
         if parallel < 1 or not (tools or final is not None or thought is not None):
             raise GrammarError(f"Expected at least one tool and one call, got {len(tools)} tools, parallel={parallel}.")
@@ -151,19 +154,19 @@ class Grammar:
             ends = (thought.end, *([form.opener] if tools and form.opens_anywhere else []))
             budget = ThinkingBudget(thinking_budget, thought.opener, ends, thought.closing)
         final = None if final is None else checked(final, "The schema of the answer")
-        asked = (form, required, parallel, thought, budget is not None)
+        settings = (form, required, parallel, thought, budget is not None)
         try:
-            source = _answers(to_json([list(tools), final]), *asked)  # agents offer the same tools at every step
-        except (TypeError, ValueError, RecursionError):  # no JSON: what is wrong with it is said by name
-            source = _answers.__wrapped__([tools, final], *asked)
+            source = _answer_grammar(to_json([list(tools), final]), *settings)  # the same tools come at every step
+        except (TypeError, ValueError, RecursionError):  # no JSON: the error then names the tool
+            source = _answer_grammar.__wrapped__([tools, final], *settings)
         return cls("lark", source, budget, is_free=not required and final is None)
 
     @classmethod
     def of(cls, description: Any) -> Grammar:
-        """The grammar that a description in one of the usual forms means.
+        """Return the grammar of a description in one of the usual forms.
 
-        Takes pydantic classes (v2 and v1), TypedDicts, dataclasses, enums, ``Literal`` and other types that pydantic
-        can describe, lists of strings (a choice), JSON Schema dicts, OpenAI's tool dicts (or a list of them) and
+        These are pydantic classes (v2 and v1), TypedDicts, dataclasses, enums, ``Literal`` and other types known to
+        pydantic, lists of strings (a choice), JSON Schema dicts, OpenAI's tool dicts (or a list of them) and
         response formats, outlines' types and terms, and grammars. Enums and literals whose values are all strings are
         choices of plain text, as in outlines.
 
@@ -181,7 +184,7 @@ class Grammar:
 
 
 @functools.lru_cache(maxsize=64)
-def _answers(
+def _answer_grammar(
     described: str | list[Any],
     form: ToolCallFormat,
     required: bool,
@@ -189,15 +192,15 @@ def _answers(
     thought: ReasoningFormat | None,
     is_budgeted: bool,
 ) -> str:
-    """Return the Lark grammar of answers with the described tools and final schema."""
+    """Return the Lark grammar of answers with these tools and final schema, given as JSON where they are JSON."""
     tools, final = json.loads(described) if isinstance(described, str) else described
-    return form.answers(
+    return form.answer_grammar(
         tools, required=required, parallel=parallel, final=final, thought=thought, is_budgeted=is_budgeted
     )
 
 
 def _of_strings(values: Iterable[Any], otherwise: Any) -> Grammar:
-    """A choice, where all values are strings; else a JSON Schema of a type."""
+    """Return a choice of the values if all are strings, else the grammar of the type ``otherwise``."""
     listed = list(values)
     return Grammar.choice(listed) if all(isinstance(value, str) for value in listed) else _of_type(otherwise)
 
@@ -219,8 +222,14 @@ def _of_response_format(description: dict[str, Any]) -> Grammar:
 
 
 def _of_outlines(term: Any) -> Grammar:
-    described: Grammar = importlib.import_module("agentspec.grammars.outlines").describe(term)
-    return described
+    kind, description = importlib.import_module("agentspec.grammars.outlines.terms").describe(term)
+    builders: dict[Kind, Callable[[Any], Grammar]] = {
+        "json_schema": Grammar.json_schema,
+        "lark": Grammar.lark,
+        "choice": Grammar.choice,
+        "regex": Grammar.regex,
+    }
+    return builders[kind](description)
 
 
 def _is_tool(description: Any) -> bool:
@@ -243,4 +252,4 @@ _FORMS: tuple[tuple[Callable[[Any], bool], Callable[[Any], Grammar]], ...] = (
     (lambda x: isinstance(x, dict) and x.get("type") in ("json_object", "json_schema"), _of_response_format),
     (lambda x: isinstance(x, dict), Grammar.json_schema),
 )
-"""The forms that ``Grammar.of`` reads, the first that matches counts."""
+"""The forms that ``Grammar.of`` reads; the first that matches counts."""

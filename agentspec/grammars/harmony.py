@@ -1,7 +1,7 @@
-"""Harmony, in which gpt-oss answers: messages in channels, for thoughts, preambles, calls and the final answer.
+"""Harmony, the format of gpt-oss: messages in channels, for reasoning, preambles, calls and the final answer.
 
 The prompt ends with ``<|start|>assistant``. A message is a header, ``<|message|>`` and a body. The header names a
-channel: ``<|channel|>analysis`` for thoughts, ``commentary`` for preambles and calls, ``final`` for the answer. For a
+channel: ``<|channel|>analysis`` for reasoning, ``commentary`` for preambles and calls, ``final`` for the answer. For a
 call it names a recipient, before the channel or after it (`` to=functions.NAME``), and perhaps the type of the body
 (``<|constrain|>json``). ``<|end|>`` ends a message that is not the last. The end tokens are ``<|return|>`` and, after
 a call, ``<|call|>``.
@@ -15,23 +15,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentspec.grammars.schema_tools import arguments_schema, closed, in_json_form
-from agentspec.grammars.tool_calls import ANY_TEXT, ReasoningFormat, ToolCallFormat, up_to
+from agentspec.grammars.schema_tools import closed, in_json_form
+from agentspec.grammars.tool_calls import ANY_TEXT, ReasoningFormat, Rules, ToolCallFormat, lark
 
 START, END, MESSAGE, CHANNEL = "<|start|>", "<|end|>", "<|message|>", "<|channel|>"
 NEXT = START + "assistant"
-"""Stands before every message of an answer but the first, whose prompt ends with it."""
+"""Precedes every message of an answer but the first: the prompt ends with it."""
 
 TYPES = (" <|constrain|>json", "<|constrain|>json", " json", " code")
 """How models write the type of a call's body."""
 
-_MOST = 16  # thoughts and preambles of an answer, so that no model writes empty ones for ever
+_MOST = 16  # messages before the last: a bound, so that no model writes empty ones without end
 
 THOUGHT = ReasoningFormat(opener=f"{CHANNEL}analysis{MESSAGE}", end=END, gap=NEXT, closing=END)
 
 
 @dataclass(frozen=True)
-class HarmonyForm(ToolCallFormat):
+class HarmonyFormat(ToolCallFormat):
     """Calls as chat templates of gpt-oss render them; an answer holds one at most, as its last message."""
 
     opener: str = " to=functions."
@@ -48,10 +48,10 @@ class HarmonyForm(ToolCallFormat):
 
     @property
     def marks(self) -> str:
-        """Everything that this form writes around names and arguments."""
+        """All text that the format writes around names and arguments."""
         return super().marks + START + END + "".join(TYPES)
 
-    def answers(
+    def answer_grammar(
         self,
         tools: Sequence[dict[str, Any]],
         *,
@@ -61,38 +61,30 @@ class HarmonyForm(ToolCallFormat):
         thought: ReasoningFormat | None,
         is_budgeted: bool = False,
     ) -> str:
-        """Return the Lark grammar of an answer: thoughts and preambles, then the final message or a call."""
-        mark = f"type? {self.literal(MESSAGE)}"
+        """Return the Lark grammar of an answer: reasoning and preambles, then the final message or a call."""
         spoken = "TEXT" if final is None else f"%json {in_json_form(closed(final))}"
-        rules = {
+        rules: Rules = {
             "TEXT": ANY_TEXT,
-            **up_to("body", END, self),
+            **self.up_to("body", END),
             "next": self.literal(NEXT),
             "type": " | ".join(map(self.literal, TYPES)),
             "thought": f"{self.literal(THOUGHT.opener)} body next",
             "preamble": f"{self.literal(f'{CHANNEL}commentary{MESSAGE}')} body next",
-            "final": f"{self.literal(f'{CHANNEL}final')} {mark} {spoken}",
-            **self._calls(tools),
+            "final": f"{self.literal(f'{CHANNEL}final')} type? {self.literal(MESSAGE)} {spoken}",
+            **self.tool_rules(tools),
         }
         begun = "" if thought is None or thought.opener else "body next "
         steps = f"(thought | preamble){{0,{_MOST}}}" if thought else f"preamble{{0,{_MOST}}}"
-        if is_budgeted:  # of one thought
+        if is_budgeted:  # a budget is of one message of reasoning
             steps = "preamble?" if begun else "thought? preamble?"
         ends = [*(["call"] if tools else []), *([] if tools and required else ["final"])]
-        rules["start"] = f"{begun}{steps} ({' | '.join(ends)})"
-        return "".join(f"{name}: {rule}\n" for name, rule in rules.items())
+        return lark({**rules, "start": f"{begun}{steps} ({' | '.join(ends)})"})
 
-    def _calls(self, tools: Sequence[dict[str, Any]]) -> dict[str, str]:
-        rules = {}
-        for index, tool in enumerate(tools):
-            name = tool["function"]["name"]
-            self.check_name(name)
-            to = f" to=functions.{name}"
-            headers = [f"{to}{CHANNEL}commentary", f"{CHANNEL}commentary{to}", f"{CHANNEL}analysis{to}"]
-            rules[f"header_{index}"] = " | ".join(map(self.literal, headers))
-            rules[f"args_{index}"] = f"%json {in_json_form(arguments_schema(tool))}"
-            rules[f"tool_{index}"] = f"header_{index} type? {self.literal(MESSAGE)} args_{index}"
-        return rules | ({"call": " | ".join(f"tool_{index}" for index in range(len(tools)))} if tools else {})
+    def call_rule(self, name: str, arguments: str) -> str:
+        """Return a call of a tool as Lark terms; models write its recipient before the channel or after it."""
+        to = f" to=functions.{name}"
+        headers = [f"{to}{CHANNEL}commentary", f"{CHANNEL}commentary{to}", f"{CHANNEL}analysis{to}"]
+        return f"({' | '.join(map(self.literal, headers))}) type? {self.literal(MESSAGE)} {arguments}"
 
 
-HARMONY = HarmonyForm()
+HARMONY = HarmonyFormat()

@@ -1,4 +1,4 @@
-"""The grammar state of one sequence: what a grammar engine implements."""
+"""`Matcher`: the grammar state of one sequence, which a grammar engine implements."""
 
 from __future__ import annotations
 
@@ -8,30 +8,33 @@ from agentspec.grammars.token_mask import TokenMask
 
 
 class Matcher(Protocol):
-    """The state of a grammar after some tokens. End tokens are not its business. Engines inherit from it."""
+    """The state of a grammar after some tokens; knows nothing of end tokens. Engines inherit from it."""
 
     def token_mask(self) -> TokenMask:
-        """The tokens that may come next."""
+        """Return the mask of the tokens that may come next."""
         ...
 
     def accept_token(self, token: int) -> bool:
-        """Take one token; False, and no change, where it is not allowed."""
+        """Move past a token if it is legal, else change nothing; return whether it is."""
         ...
 
     def rollback(self, count: int) -> None:
-        """Undo the last ``count`` advances."""
+        """Undo the last ``count`` accepted tokens."""
         ...
 
     def is_accepting(self) -> bool:
-        """Whether the text so far is a whole sentence of the grammar."""
+        """Return whether the text so far is a sentence of the grammar."""
         ...
 
-    # What an engine may know without a mask:
+    # Questions that an engine may answer without a mask.
 
     def forced(self) -> int | None:
-        """The token that has to come next; None where there is a choice."""
+        """Return the only legal token.
+
+        None where there are several or none, or where only a mask would show that there is one.
+        """
         return self.token_mask().single_token
 
     def is_terminated(self) -> bool:
-        """Whether the text so far is a whole sentence, and no token may come next."""
+        """Return whether the text so far is a sentence of the grammar that no token can continue."""
         return self.is_accepting() and self.token_mask().is_empty

@@ -1,4 +1,4 @@
-"""A thinking budget: any matcher of a language that begins with a thought, made to end the thought in time."""
+"""`BudgetedMatcher`: a matcher of a language that begins with reasoning, which bounds the reasoning's tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WAITING, THINKING, OVER = range(3)
 
 @dataclass(frozen=True)
 class _State:
-    """Where a text stands: its phase, tokens of the thought, and how many of them are closing tokens."""
+    """The phase of a text, its tokens of reasoning, and how many closing tokens are written."""
 
     phase: int
     length: int = 0
@@ -22,11 +22,11 @@ class _State:
 
 
 class BudgetedMatcher(Matcher):
-    """Counts the tokens of the thought; once they are used up, the closing tokens are the only legal ones.
+    """A matcher in which only the closing tokens are legal once the budget is spent.
 
     Args:
         matcher: of the language; owned by this one.
-        budget: what ends the thought, and when.
+        budget: the most tokens of reasoning, and the texts around it.
         closing: the tokens of ``budget.closing``.
         decode: ids to text, special tokens included.
     """
@@ -38,12 +38,12 @@ class BudgetedMatcher(Matcher):
         self._budget = budget
         self._closing = closing
         self._decode = decode
-        self._window = max(len(mark.encode()) for mark in budget.ends)  # a token has a byte or more
+        self._window = max(len(mark.encode()) for mark in budget.ends)  # in tokens: each has a byte or more
         self._tokens: list[int] = []
-        self._states = [_State(WAITING if budget.opener else THINKING)]  # behind each token
+        self._states = [_State(WAITING if budget.opener else THINKING)]  # the last one after all tokens
 
     def token_mask(self) -> TokenMask:
-        """As the language has it, but nothing else than the closing tokens behind the budget."""
+        """Return the mask of the language; once the budget is spent, that of the next closing token."""
         mask = self._matcher.token_mask()
         token = self._due(mask)
         return mask if token is None else TokenMask.empty(mask.size).with_tokens([token], legal=token in mask)
@@ -53,7 +53,7 @@ class BudgetedMatcher(Matcher):
         return self.token_mask().single_token if self._is_spent() else self._matcher.forced()
 
     def accept_token(self, token: int) -> bool:
-        """Take one token; False, and no change, where it is not allowed."""
+        """Move past a token if it is legal, else change nothing; return whether it is."""
         due = self._due(self._matcher.token_mask()) if self._is_spent() else None
         if (due is not None and token != due) or not self._matcher.accept_token(token):
             return False
@@ -62,26 +62,29 @@ class BudgetedMatcher(Matcher):
         return True
 
     def rollback(self, count: int) -> None:
-        """Undo the last ``count`` advances."""
+        """Undo the last ``count`` accepted tokens."""
         self._matcher.rollback(count)
         if count:
             del self._tokens[-count:], self._states[-count:]
 
     def is_accepting(self) -> bool:
-        """Whether the text so far is a whole sentence of the grammar, its thought closed where it has to be."""
+        """Return whether the text so far is a sentence of the grammar whose reasoning has ended in time."""
         return not self._is_spent() and self._matcher.is_accepting()
 
     def is_terminated(self) -> bool:
-        """Whether the text so far is a whole sentence, and no token may come next."""
+        """Return whether the text so far is such a sentence that no token can continue."""
         return not self._is_spent() and self._matcher.is_terminated()
 
     def _is_spent(self) -> bool:
-        """Whether the budget is used up and the thought goes on."""
+        """Return whether the budget is spent and the reasoning has not ended."""
         state = self._states[-1]
         return state.phase == THINKING and state.length >= self._budget.tokens
 
     def _due(self, mask: TokenMask) -> int | None:
-        """The closing token that has to come next. Inside a character none can: it is written to its end first."""
+        """Return the closing token that is forced.
+
+        Inside a character none can begin: the character is completed first, and ``None`` leaves that to the language.
+        """
         closed = self._states[-1].closed
         if not self._is_spent() or (closed == 0 and self._closing[0] not in mask):
             return None

@@ -1,4 +1,4 @@
-"""Grammars by llguidance: JSON Schema and context-free grammars, a mask in tens of microseconds."""
+"""The llguidance engine: JSON Schema, patterns and context-free grammars, a mask in tens of microseconds."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from agentspec.grammars.token_mask import TokenMask
 from agentspec.runtime.spelling import Spelling
 from agentspec.runtime.tokens import named_bytes, token_bytes
 
-_TEXTS = 4096  # of those that a grammar forces; how they are cut is kept
+_TEXTS = 4096  # forced texts whose tokens are cached
 
 
 class Compiler:
-    """Compiles grammars for one tokenizer and keeps the compiled ones.
+    """A compiler of grammars for one tokenizer; compiled grammars are cached.
 
     Args:
         tokenizer: a fast tokenizer of transformers.
-        vocab_size: ids that the model's logits cover.
+        vocab_size: number of the target's logits.
 
     Raises:
         GrammarError: for a tokenizer that llguidance cannot read.
@@ -39,7 +39,11 @@ class Compiler:
         self._compiled = functools.lru_cache(maxsize=256)(self._compile)
 
     def matcher(self, grammar: Grammar) -> LLGuidanceMatcher:
-        """A matcher at the start of ``grammar``."""
+        """Return a matcher at the start of ``grammar``.
+
+        Raises:
+            GrammarError: where it cannot be compiled, has no first token, or cannot roll back.
+        """
         return LLGuidanceMatcher(self._compiled(grammar).deep_copy(), self._tokenizer)
 
     def _compile(self, grammar: Grammar) -> llguidance.LLMatcher:
@@ -50,18 +54,18 @@ class Compiler:
         matcher = llguidance.LLMatcher(self._tokenizer, source, log_level=0)
         if matcher.is_error():
             raise GrammarError(f"The {grammar.kind} grammar cannot be compiled: {_reason(matcher)}")
-        # A first step is tried here, so that a language without a text is found before any token.
+        # One step is tried, so that a language without a text is an error here and not in a round.
         first = LLGuidanceMatcher(matcher.deep_copy(), self._tokenizer)
         token = _first_token(first)
         if token is None and not matcher.is_accepting():
             raise GrammarError(f"The {grammar.kind} grammar has no first token in this vocabulary; nothing matches it.")
         if token is not None:
-            _expect_way_back(first, token)
+            _check_rollback(first, token)
         return matcher
 
 
 def why_inexpressible(schema: str) -> str | None:
-    """Return why a schema in our JSON form (``in_json_form``) is no grammar; None where it is one."""
+    """Return why llguidance cannot express a schema in our JSON form (``in_json_form``); None where it can."""
     message = llguidance.LLMatcher.validate_grammar(f"start: %json {schema}")
     return message.split("\n<state>")[0].strip() or None
 
@@ -89,11 +93,11 @@ _SOURCES: dict[Kind, Callable[[str], str]] = {
 
 
 def _tokenizer(tokenizer: Any, vocab_size: int) -> llguidance.LLTokenizer:
-    """A tokenizer for llguidance, in which added tokens that are not special (``<tool_call>``, say) are text.
+    """Return a tokenizer for llguidance in which added tokens that are not special (``<tool_call>``, say) are text.
 
-    What it makes of a tokenizer of transformers by itself takes all added tokens for special: no text can hold them,
-    and where one is forced its mask has it but the matcher refuses it (1.9.1). It also cuts forced text as the
-    tokenizer does, which may put a space before it.
+    llguidance's own reader of transformers tokenizers (1.9.1) treats all added tokens as special: no text can hold
+    them, and a forced one is in the mask but refused by the matcher. It also encodes forced text as the tokenizer
+    does, which may prepend a space.
     """
     try:
         vocabulary = _Vocabulary(tokenizer, vocab_size)
@@ -107,7 +111,7 @@ def _tokenizer(tokenizer: Any, vocab_size: int) -> llguidance.LLTokenizer:
 
 
 class _Vocabulary:
-    """The bytes of all tokens, which of them are special, and how a text is cut into the others."""
+    """The bytes of all tokens, the special ones among them, and the encoding of a text by the others."""
 
     def __init__(self, tokenizer: Any, vocab_size: int) -> None:
         written = token_bytes(tokenizer, vocab_size)
@@ -116,33 +120,33 @@ class _Vocabulary:
             name if text is None and name else text or f"<[{i}]>".encode()
             for i, (text, name) in enumerate(zip(written, names, strict=True))
         ]
-        # What writes nothing is no text either, as an id beyond the tokenizer's own.
+        # A token without bytes is no text either, nor is an id beyond the tokenizer's own.
         self.special_token_ids = [i for i, text in enumerate(written) if text is None]
         self.eos_token_id = tokenizer.eos_token_id
         self.bos_token_id = tokenizer.bos_token_id
         self._spelling = Spelling(tokenizer, written)
-        self._cut = functools.lru_cache(maxsize=_TEXTS)(self._spelling)  # a mask asks, and the same again and again
+        self._encode = functools.lru_cache(maxsize=_TEXTS)(self._spelling)  # masks encode the same texts repeatedly
 
     def __call__(self, text: str) -> list[int]:
-        return self._cut(text)
+        return self._encode(text)
 
 
 class LLGuidanceMatcher(Matcher):
-    """A matcher over an ``LLMatcher``, whose errors are sticky states and not exceptions: here they are raised.
+    """A matcher over an ``LLMatcher``, whose sticky error states are raised here as exceptions.
 
-    Where the grammar leaves one text to go on with, the tokens of that text are the only legal ones, as the tokenizer
-    cuts it where it begins; other tokens that begin it are not.
+    Where the grammar allows one continuation only, the only legal tokens are those that the tokenizer encodes it with
+    from where it begins; other tokens that it begins with are illegal.
     """
 
     def __init__(self, matcher: llguidance.LLMatcher, tokenizer: llguidance.LLTokenizer) -> None:
         self._matcher = matcher
         self._vocab_size: int = tokenizer.vocab_size
         self._ends: list[int] = tokenizer.eos_tokens
-        self._length = 0  # tokens taken
-        self._runs: list[tuple[int, list[int]]] = []  # where such texts were found to begin, and their tokens
+        self._length = 0  # accepted tokens
+        self._runs: list[tuple[int, list[int]]] = []  # forced texts: the length at which each begins, its tokens
 
     def token_mask(self) -> TokenMask:
-        """The tokens that may come next; none once the grammar has ended."""
+        """Return the mask of the tokens that may come next; empty once the grammar is terminated."""
         if self._matcher.is_stopped():
             self._check()
             return TokenMask.empty(self._vocab_size)
@@ -154,7 +158,7 @@ class LLGuidanceMatcher(Matcher):
         return TokenMask(bits, self._vocab_size).with_tokens(self._ends, legal=False)
 
     def forced(self) -> int | None:
-        """The token that has to come next; None where there is a choice, or nothing to come."""
+        """Return the only legal token; None where there are several or none."""
         token = self._known_forced()
         if token is None and not self._matcher.is_stopped():
             run = self._matcher.compute_ff_tokens()
@@ -165,23 +169,23 @@ class LLGuidanceMatcher(Matcher):
         return token if token not in self._ends else None
 
     def _known_forced(self) -> int | None:
-        """The token that has to come next, where that was found before."""
+        """Return the forced token if it is part of a forced text that is known."""
         begin, run = self._runs[-1] if self._runs else (0, [])
         return run[self._length - begin] if begin <= self._length < begin + len(run) else None
 
     def accept_token(self, token: int) -> bool:
-        """Take one token; False, and no change, where it is not allowed."""
+        """Move past a token if it is legal, else change nothing; return whether it is."""
         if token in self._ends or not 0 <= token < self._vocab_size:
-            return False  # llguidance takes an end token, and does not count it when it rewinds; others are its errors
+            return False  # llguidance accepts end tokens but does not count them in a rollback; other ids are errors
         if self._known_forced() not in (None, token):
             return False
-        taken = self._matcher.try_consume_tokens([token]) == 1
+        is_legal = self._matcher.try_consume_tokens([token]) == 1
         self._check()
-        self._length += taken
-        return taken
+        self._length += is_legal
+        return is_legal
 
     def rollback(self, count: int) -> None:
-        """Undo the last ``count`` advances."""
+        """Undo the last ``count`` accepted tokens."""
         self._matcher.rollback(count)
         self._check()
         self._length -= count
@@ -189,11 +193,11 @@ class LLGuidanceMatcher(Matcher):
             self._runs.pop()
 
     def is_accepting(self) -> bool:
-        """Whether the text so far is a whole sentence of the grammar."""
+        """Return whether the text so far is a sentence of the grammar."""
         return self._matcher.is_accepting()
 
     def is_terminated(self) -> bool:
-        """Whether the text so far is a whole sentence, and no token may come next."""
+        """Return whether the text so far is a sentence of the grammar that no token can continue."""
         return self._matcher.is_stopped() and self._matcher.is_accepting()
 
     def _check(self) -> None:
@@ -204,12 +208,12 @@ class LLGuidanceMatcher(Matcher):
 def _first_token(matcher: LLGuidanceMatcher) -> int | None:
     try:
         return matcher.token_mask().first
-    except GrammarError:  # llguidance may notice a dead end only while it computes the mask
+    except GrammarError:  # llguidance may find a dead end only while it computes the mask
         return None
 
 
-def _expect_way_back(matcher: LLGuidanceMatcher, token: int) -> None:
-    """Make sure that a drafted token can be taken back; behind lexemes with ``max_tokens`` or ``stop`` none can."""
+def _check_rollback(matcher: LLGuidanceMatcher, token: int) -> None:
+    """Check that a drafted token can be rolled back; after lexemes with ``max_tokens`` or ``stop`` none can."""
     try:
         matcher.accept_token(token)
     except GrammarError as error:
@@ -217,7 +221,7 @@ def _expect_way_back(matcher: LLGuidanceMatcher, token: int) -> None:
     try:
         matcher.rollback(1)
     except GrammarError as error:
-        raise GrammarError(f"The grammar cannot rewind, which speculative decoding needs: {error}") from error
+        raise GrammarError(f"The grammar cannot roll back, which speculative decoding needs: {error}") from error
 
 
 def _reason(matcher: llguidance.LLMatcher) -> str:

@@ -11,7 +11,6 @@ properties only, and recursive schemas are refused); a token is legal however th
 from __future__ import annotations
 
 import functools
-import importlib
 import json
 from collections.abc import Callable
 from typing import Any, Literal
@@ -34,24 +33,6 @@ from agentspec.runtime.tokens import token_bytes
 
 COMPILED = 64  # grammars kept in memory; 10 KB to 20 MB each
 MASKS = 256  # states of each whose masks are kept, packed
-
-
-def describe(term: Any) -> Grammar:
-    """The grammar of an outlines type or term (``outlines.types``).
-
-    Raises:
-        GrammarError: for something of outlines that is no term.
-    """
-    dsl = importlib.import_module("outlines.types.dsl")  # the engine does without the package
-    if isinstance(term, dsl.JsonSchema):
-        return Grammar.json_schema(json.loads(term.schema))
-    if isinstance(term, dsl.CFG):
-        return Grammar.lark(term.definition)
-    if isinstance(term, dsl.Choice):
-        return Grammar.choice([str(item) for item in term.items])
-    if isinstance(term, dsl.Term):
-        return Grammar.regex(dsl.to_regex(term))
-    raise GrammarError(f"Expected a type or term of outlines, got {shown(term)}.")
 
 
 class Compiler:

@@ -103,7 +103,7 @@ class Target(TableModel):
 
 
 class TroubledDrafter(Cascade):
-    """Look-up and a model; in trouble before or after it has walked."""
+    """Look-up and a model; in trouble before or after it has drafted."""
 
     def __init__(self, trouble: Trouble) -> None:
         draft = Target(trouble, 2, "draft model", "draft prefill")
@@ -113,7 +113,7 @@ class TroubledDrafter(Cascade):
     def propose(self, batch: Batch, gamma: Sequence[int], cursor: GrammarCursor) -> Draft:
         self._strike("drafter", batch)
         draft = super().propose(batch, gamma, cursor)
-        self._strike("drafter, walked", batch)
+        self._strike("drafter, done", batch)
         return draft
 
     def _strike(self, seam: str, batch: Batch) -> None:
@@ -157,7 +157,7 @@ class TroubledMatcher(AutomatonMatcher):
             self._trouble.strike(seam, len(self.path) - 1)
 
     def token_mask(self) -> Any:
-        self._strike("grammar, allowed")
+        self._strike("grammar, token_mask")
         return super().token_mask()
 
     def forced(self) -> int | None:
@@ -165,27 +165,27 @@ class TroubledMatcher(AutomatonMatcher):
         return super().forced()
 
     def accept_token(self, token: int) -> bool:
-        self._strike("grammar, advance")
+        self._strike("grammar, accept_token")
         taken = super().accept_token(token)
-        self._strike("grammar, advanced")
+        self._strike("grammar, accept_token, done")
         return taken
 
     def rollback(self, count: int) -> None:
-        self._strike("grammar, rewind")
+        self._strike("grammar, rollback")
         super().rollback(count)
-        self._strike("grammar, rewound")
+        self._strike("grammar, rollback, done")
 
     def is_accepting(self) -> bool:
-        self._strike("grammar, is_complete")
+        self._strike("grammar, is_accepting")
         return super().is_accepting()
 
     def is_terminated(self) -> bool:
-        self._strike("grammar, is_over")
+        self._strike("grammar, is_terminated")
         return super().is_terminated()
 
 
 class TroubledSequence(TokenSequence):
-    """Its commit may raise: before it, half-way, behind it, or with its end."""
+    """Its commit may raise: before it, half-way, after it, or with its end."""
 
     trouble: Trouble | None = None
 
@@ -213,20 +213,20 @@ SEAMS = (
     "target",
     "prefill",
     "drafter",
-    "drafter, walked",
+    "drafter, done",
     "draft model",
     "draft prefill",
     "draft length",
     "draft length, cut",
     "draft length, learn",
-    "grammar, allowed",
+    "grammar, token_mask",
     "grammar, forced",
-    "grammar, advance",
-    "grammar, advanced",
-    "grammar, rewind",
-    "grammar, rewound",
-    "grammar, is_complete",
-    "grammar, is_over",
+    "grammar, accept_token",
+    "grammar, accept_token, done",
+    "grammar, rollback",
+    "grammar, rollback, done",
+    "grammar, is_accepting",
+    "grammar, is_terminated",
     "detokenizer",
     "detokenizer, stop strings",
     "commit",

@@ -82,7 +82,7 @@ def test_what_fails_once_fails_nobody(seam: str, exception: str) -> None:
 
 
 def test_several_culprits_of_different_seams_leave_their_mates_alone() -> None:
-    scenes = [("logits_processor", "ValueError"), ("grammar, rewind", "Panic"), ("commit, half", "KeyError")]
+    scenes = [("logits_processor", "ValueError"), ("grammar, rollback", "Panic"), ("commit, half", "KeyError")]
     scene = Scene(Trouble("none", RuntimeError), max_running=6)
     rows = []
     for index in range(6):
@@ -136,7 +136,7 @@ def test_one_culprit_costs_one_round_again() -> None:
     assert scene.target.passes[-1] == max(scene.target.passes[ROWS + 1 :]) <= ROWS - 1
 
 
-@pytest.mark.parametrize("seam", ["grammar, rewind", "grammar, advanced", "grammar, allowed"])
+@pytest.mark.parametrize("seam", ["grammar, rollback", "grammar, accept_token, done", "grammar, token_mask"])
 def test_a_matcher_that_raises_is_known_for_the_culprit(seam: str) -> None:
     """Its mates play again together, or have played: nobody has to be tried by itself."""
     trouble = Trouble(seam, EXCEPTIONS["Panic"], 0)

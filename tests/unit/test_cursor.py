@@ -65,7 +65,7 @@ def legal(matcher: Matcher) -> list[int]:
 
 
 def drafts(matcher: Matcher, seed: int) -> list[int]:
-    """Legal tokens, now and then the end token or one that is not legal, and what comes behind it."""
+    """Legal tokens, now and then the end token or one that is not legal, and what follows it."""
     choose, tokens = random.Random(seed), list[int]()
     while len(tokens) < 12:
         options = [*legal(matcher), *[END] * matcher.is_accepting()]
@@ -229,7 +229,9 @@ def test_a_cursor_stands_where_it_is_sent(grammars: GrammarCompiler, grammar: Gr
 
 
 @pytest.mark.parametrize("grammar", GRAMMARS.values(), ids=GRAMMARS)
-def test_a_row_is_left_behind_what_it_has_in_common_with_a_block(grammars: GrammarCompiler, grammar: Grammar) -> None:
+def test_a_committed_row_stands_after_what_it_has_in_common_with_a_block(
+    grammars: GrammarCompiler, grammar: Grammar
+) -> None:
     for seed in range(6):
         tokens, stray = drafts(grammars.matcher(grammar), seed), 48_000
         for n in range(len(tokens) + 1):
@@ -239,7 +241,7 @@ def test_a_row_is_left_behind_what_it_has_in_common_with_a_block(grammars: Gramm
             left = cursor.commit(0, [*tokens[:n], stray])
             assert left <= n
             assert left == n or not all(map(grammars.matcher(grammar).accept_token, tokens[:n]))
-            cursor.reset()  # which has nothing more to say about it
+            cursor.reset()  # which leaves a committed row alone
             assert all(map(fresh.accept_token, tokens[:left]))
             assert (matcher.token_mask(), matcher.is_accepting()) == (fresh.token_mask(), fresh.is_accepting())
 
@@ -256,15 +258,15 @@ def test_a_mask_that_allows_what_the_matcher_refuses_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("block", [[0, 0, 1], [0, 1, 2], [0, 0, 0, 0]])
-@pytest.mark.parametrize("walked", [0, 1, 2])
-def test_a_commit_goes_on_from_where_the_matcher_stands(block: SequenceOf[int], walked: int) -> None:
+@pytest.mark.parametrize("accepted", [0, 1, 2])
+def test_a_commit_goes_on_from_where_the_matcher_stands(block: SequenceOf[int], accepted: int) -> None:
     edges = {0: {0: 1}, 1: {0: 2, 1: 3}, 2: {0: 2, 1: 3}, 3: {}}
     for settings in (SamplingParams(), SamplingParams(max_tokens=1), SamplingParams(stop_token_ids=(1,))):
         plain, ahead = (Sequence([0], settings, matcher=AutomatonMatcher(edges, {3}), end_tokens=[2]) for _ in "ab")
         assert isinstance(plain.matcher, AutomatonMatcher)
         assert isinstance(ahead.matcher, AutomatonMatcher)
         end = next((k for k, token in enumerate(block) if token in ahead.end_tokens), len(block))
-        taken = list(block[: min(walked, end)])
+        taken = list(block[: min(accepted, end)])
         assert all(map(ahead.matcher.accept_token, taken))
         assert ahead.extend(list(block), len(taken)) == plain.extend(list(block))
         assert (ahead.tokens, ahead.finish_reason) == (plain.tokens, plain.finish_reason)
@@ -273,7 +275,7 @@ def test_a_commit_goes_on_from_where_the_matcher_stands(block: SequenceOf[int], 
 
 @pytest.mark.parametrize("banned", [(0,), (0, 1)])
 @pytest.mark.parametrize("gamma", [0, 3])
-def test_a_forced_token_without_a_score_is_no_token(gamma: int, banned: tuple[int, ...]) -> None:
+def test_a_forced_token_whose_logit_is_minus_infinity_is_no_token(gamma: int, banned: tuple[int, ...]) -> None:
     grammar, target = AutomatonMatcher({0: {0: 1}, 1: {0: 0, 1: 0}}, set()), TableModel(3, seed=1)
     sequence = Sequence([1], SamplingParams(temperature=0, banned_token_ids=banned), matcher=grammar)
     with pytest.raises(InvalidRequestError, match="No token may come next"):
@@ -285,9 +287,9 @@ def test_a_forced_token_without_a_score_is_no_token(gamma: int, banned: tuple[in
 @pytest.mark.parametrize("acceptance", ["rejection", "coupled"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_text_that_ends_before_a_dead_end_is_no_error(temperature: float, acceptance: Any, logprobs: Any) -> None:
-    """A draft may reach over the end of the text, behind which nothing needs to be legal."""
+    """A draft may reach past the end of the text, after which no token needs to be legal."""
     edges: dict[int, dict[int, int]] = {0: {0: 1}, 1: {1: 2}, 2: {}}
-    told = {}
+    found = {}
     for gamma in (0, 5):
         for settings in ({"max_tokens": 9}, {"max_tokens": 9, "stop_token_ids": (1,)}):
             params = SamplingParams(temperature=temperature, logprobs=logprobs, **settings)
@@ -297,13 +299,13 @@ def test_a_text_that_ends_before_a_dead_end_is_no_error(temperature: float, acce
             with suppress(InvalidRequestError):  # "No token may come next"
                 while sequence.finish_reason is None:
                     decoder.round(Batch([sequence]))
-            told[gamma, len(settings)] = sequence.tokens, sequence.finish_reason
-    assert told[0, 1] == told[5, 1] == ([0, 1], None)  # an error, but what was said before it was said
-    assert told[0, 2] == told[5, 2] == ([0, 1], FinishReason.STOP)
+            found[gamma, len(settings)] = sequence.tokens, sequence.finish_reason
+    assert found[0, 1] == found[5, 1] == ([0, 1], None)  # an error, but the tokens before it were emitted
+    assert found[0, 2] == found[5, 2] == ([0, 1], FinishReason.STOP)
 
 
 class Script(Drafter):
-    """Drafts a text, wherever it stands in it, and walks over none of it."""
+    """Drafts what is left of a text, and consumes none of it."""
 
     name = "script"
 
@@ -329,11 +331,11 @@ def test_a_matcher_that_cannot_go_back_keeps_no_other_from_it() -> None:
     assert [matcher.path for matcher in matchers] == [[0], [0, 0, 0], [0]]
 
 
-# llguidance: what is told without a mask
+# llguidance: answers without a mask
 
 
 class Noise:
-    """Scores that are a function of the context's length."""
+    """Logits that are a function of the context's length."""
 
     vocab_size = len(chatml_tokenizer())
 
@@ -344,8 +346,8 @@ class Noise:
 
 @pytest.mark.parametrize("logprobs", [None, 0])
 def test_a_row_without_a_token_costs_the_others_nothing(grammars: GrammarCompiler, logprobs: Any) -> None:
-    def nothing(prefix: list[int], scores: Tensor) -> Tensor:
-        return scores - math.inf
+    def nothing(prefix: list[int], logits: Tensor) -> Tensor:
+        return logits - math.inf
 
     params = SamplingParams(temperature=0, max_tokens=4, logprobs=logprobs)
     rows = [
@@ -366,7 +368,7 @@ def texts_of_tools() -> list[tuple[Grammar, str]]:
     return [(Grammar.tools(tools), written_call(name, arguments)) for _, tools, name, arguments in ROWS]
 
 
-def test_a_token_is_taken_where_a_mask_has_it(tokenizer: Any) -> None:
+def test_a_token_is_accepted_where_a_mask_has_it(tokenizer: Any) -> None:
     grammars, places, over = compiler(tokenizer, len(tokenizer)), 0, 0
     for grammar in (*GRAMMARS.values(), *(grammar for grammar, _ in texts_of_tools()[:6])):
         matcher, choose = grammars.matcher(grammar), random.Random(0)
@@ -392,8 +394,8 @@ def test_a_token_is_taken_where_a_mask_has_it(tokenizer: Any) -> None:
     assert over
 
 
-def test_what_is_forced_is_cut_alike_from_every_place(tokenizer: Any) -> None:
-    """A run of forced tokens is cut once, where it begins; a matcher that is asked in the midst of it first agrees."""
+def test_forced_text_is_encoded_alike_from_every_position(tokenizer: Any) -> None:
+    """Forced text is encoded once, where it begins; a matcher that is first asked in the middle of it agrees."""
     grammars, forced = compiler(tokenizer, len(tokenizer)), 0
     for grammar, text in texts_of_tools():
         matcher, tokens = grammars.matcher(grammar), list[int]()
@@ -406,25 +408,25 @@ def test_what_is_forced_is_cut_alike_from_every_place(tokenizer: Any) -> None:
                 forced += 1
             tokens.append(token if only is None else only)
             if not matcher.accept_token(tokens[-1]):
-                break  # the answer is none of this grammar, or cut otherwise than it is forced
+                break  # the answer is none of this grammar, or encoded otherwise than it is forced
     assert forced > 400
 
 
-def test_forced_tokens_are_known_again_behind_a_rewind(tokenizer: Any) -> None:
+def test_forced_tokens_are_known_again_after_a_rollback(tokenizer: Any) -> None:
     grammars = compiler(tokenizer, len(tokenizer))
     matcher = grammars.matcher(Grammar.json_schema({"const": {"a long name": ["and a value", 12, "and another one"]}}))
     assert isinstance(matcher, LLGuidanceMatcher)
-    told = []
+    forced = []
     while (token := matcher.forced()) is not None:
-        told.append(token)
+        forced.append(token)
         assert matcher.accept_token(token)
-    assert len(told) > 12
-    choose, at = random.Random(0), len(told)
+    assert len(forced) > 12
+    choose, at = random.Random(0), len(forced)
     for _ in range(40):
         back = choose.randint(0, at)
         matcher.rollback(back)
         at -= back
-        for token in told[at : choose.randint(at, len(told))]:
+        for token in forced[at : choose.randint(at, len(forced))]:
             assert matcher.forced() == token == matcher.token_mask().single_token
             [*shorter] = tokenizer.encode(tokenizer.decode([token])[:1], add_special_tokens=False)
             assert not any(matcher.accept_token(other) for other in (*shorter, token + 1) if other != token)

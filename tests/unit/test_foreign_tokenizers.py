@@ -67,7 +67,7 @@ def cursor(matcher: Matcher, rng: random.Random, limit: int = 200) -> list[int]:
         legal = matcher.token_mask().tensor().nonzero().flatten().tolist()
         if matcher.is_accepting() and (not legal or rng.random() < 0.3):
             break
-        assert legal, f"a dead end behind {ids}"
+        assert legal, f"a dead end after {ids}"
         token = rng.choice(legal)
         assert matcher.accept_token(token), f"{token} is in the mask and refused"
         ids.append(token)
@@ -90,7 +90,7 @@ def can_write(matcher: Matcher, written: list[bytes | None], text: bytes) -> boo
 
 
 @pytest.mark.parametrize("model", foreign.MODELS)
-def test_every_text_of_a_walk_is_in_the_language_and_every_text_is_reachable(model: str) -> None:
+def test_every_random_text_is_in_the_language_and_every_text_is_reachable(model: str) -> None:
     rng = random.Random(1)
     tried = 0
     for kind, normalizer, pre_tokenizer in foreign.parts(MIXED):
@@ -166,7 +166,7 @@ def test_a_cut_ends_where_no_token_writes_on() -> None:
 
 
 @pytest.mark.parametrize("name", ["none", "Lowercase", "Llama", "PrependText", "NFKC"])
-def test_the_closing_of_a_thought_is_written_exactly(name: str) -> None:
+def test_the_closing_of_the_reasoning_is_written_exactly(name: str) -> None:
     tokenizer = foreign.make("bpe", name, "Metaspace-first-False")
     grammar = Grammar.tools([TOOL], required=False, thought=ReasoningFormat(opener=""), thinking_budget=3)
     matcher = begin(grammar, compiler(tokenizer, len(tokenizer)), tokenizer)

@@ -1,4 +1,4 @@
-"""What the schema of a type lets be said, the type parses."""
+"""A type parses every instance of its schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Descriptions of languages: every usual form is read, equal ones are equal, wrong ones say what was expected."""
+"""Descriptions of languages: every usual form is read, equal ones are equal, errors name what was expected."""
 
 from __future__ import annotations
 

@@ -67,13 +67,13 @@ def started(**settings: Any) -> Matcher:
     return begin(grammar, grammars, known)
 
 
-def walked(made: Matcher, text: str) -> bool:
+def feed(made: Matcher, text: str) -> bool:
     return all(made.accept_token(token) for token in speaking()[1].encode(text, add_special_tokens=False))
 
 
 def accepts(text: str, **settings: Any) -> bool:
     made = started(**settings)
-    return walked(made, text) and made.is_accepting()
+    return feed(made, text) and made.is_accepting()
 
 
 def read(
@@ -91,7 +91,7 @@ def found(calls: list[ToolCall]) -> list[tuple[str, dict[str, Any]]]:
     return [(call.name, json.loads(call.arguments)) for call in calls if call.is_complete]
 
 
-def test_the_dialect_is_told_by_its_template() -> None:
+def test_the_dialect_is_found_by_its_template() -> None:
     chat, known, _ = speaking()
     assert chat.dialect.name == "harmony"
     assert ChatFormat(known, "harmony").dialect.name == "harmony"
@@ -181,22 +181,22 @@ def test_a_final_answer_obeys_its_schema() -> None:
 def test_a_budget_ends_the_one_thought_that_there_may_be(budget: int) -> None:
     known = speaking()[1]
     made = started(thinking_budget=budget)
-    assert walked(made, "<|channel|>analysis<|message|>")
+    assert feed(made, "<|channel|>analysis<|message|>")
     words = known.encode("One, two, three, four", add_special_tokens=False)
     assert all(made.accept_token(token) for token in words[:budget])
     assert made.token_mask().single_token == known.convert_tokens_to_ids("<|end|>")
     assert not made.accept_token(words[budget])
-    assert walked(made, "<|end|><|start|>assistant")
-    assert not walked(made, "<|channel|>analysis<|message|>")
+    assert feed(made, "<|end|><|start|>assistant")
+    assert not feed(made, "<|channel|>analysis<|message|>")
     made = started(thinking_budget=budget)
-    assert walked(made, YES)
+    assert feed(made, YES)
     assert made.is_accepting()
     chat, _, grammars = speaking()
     opened = chat.thought(known.encode("<|start|>assistant<|channel|>analysis<|message|>"))
     made = begin(chat.answer_grammar(TOOLS, thought=opened, thinking_budget=budget), grammars, known)  # type: ignore[arg-type]
     assert all(made.accept_token(token) for token in words[:budget])
-    assert walked(made, "<|end|><|start|>assistant")
-    assert not walked(made, "<|channel|>analysis<|message|>")
+    assert feed(made, "<|end|><|start|>assistant")
+    assert not feed(made, "<|channel|>analysis<|message|>")
 
 
 def test_a_thought_that_the_prompt_has_opened_goes_on() -> None:
@@ -206,7 +206,7 @@ def test_a_thought_that_the_prompt_has_opened_goes_on() -> None:
     assert thought.opener == ""
     text = "One.<|end|><|start|>assistant" + CALL
     made = grammars.matcher(chat.answer_grammar(TOOLS, thought=thought))
-    assert walked(made, text)
+    assert feed(made, text)
     assert made.is_accepting()
     piece, calls = read(text, 3, thought)
     assert (piece.reasoning, found(calls)) == ("One.", [WEATHER])
@@ -216,11 +216,11 @@ def test_marks_that_are_spelled_out_end_a_thought_and_are_text_in_an_answer() ->
     _, known, _ = speaking()
     spelled = known.encode("<|", add_special_tokens=False) + known.encode("end|>", add_special_tokens=False)
     made = started()
-    assert walked(made, "<|channel|>analysis<|message|>One")
+    assert feed(made, "<|channel|>analysis<|message|>One")
     assert all(map(made.accept_token, spelled))
-    assert not walked(made, " and so on")
+    assert not feed(made, " and so on")
     made = started()
-    assert walked(made, "<|channel|>final<|message|>One")
+    assert feed(made, "<|channel|>final<|message|>One")
     assert all(map(made.accept_token, [*spelled, *spelled]))
     assert made.is_accepting()
     assert read("<|channel|>final<|message|>One<|end|>")[0].text == "One<|end|>"
@@ -341,7 +341,7 @@ def test_thoughts_do_not_go_on_for_ever() -> None:
     assert not accepts(empty * 100 + YES)
 
 
-def test_a_call_of_tools_that_nobody_offered_is_text() -> None:
+def test_a_call_of_a_tool_that_was_not_offered_is_text() -> None:
     parser = HarmonyParser(None)
     parser.push(CALL)
     piece, calls = parser.finish()

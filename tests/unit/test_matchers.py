@@ -147,7 +147,7 @@ def accepts(grammars: GrammarCompiler, tokenizer: Any, grammar: Grammar, text: s
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_rewinding_undoes_advancing(grammars: GrammarCompiler, grammar: Grammar, seed: int) -> None:
+def test_a_rollback_undoes_accepted_tokens(grammars: GrammarCompiler, grammar: Grammar, seed: int) -> None:
     tokens = cursor(grammars.matcher(grammar), seed)
     matcher, seen = grammars.matcher(grammar), []
     for token in tokens:
@@ -170,7 +170,7 @@ def test_rewinding_undoes_advancing(grammars: GrammarCompiler, grammar: Grammar,
 def test_masks_along_a_draft_are_those_of_single_steps(grammars: GrammarCompiler, grammar: Grammar) -> None:
     drafts = [cursor(grammars.matcher(grammar), seed, limit=6) for seed in (0, 1)]
     batch = Batch([Sequence([0], matcher=grammars.matcher(grammar), end_tokens=[2]) for _ in drafts])
-    for _ in range(2):  # settled, it begins anew
+    for _ in range(2):  # after a reset it begins anew
         along = GrammarCursor(batch.sequences, batch.sequences[0].matcher.token_mask().size)
         masks = along.masks(drafts)
         along.reset()
@@ -213,7 +213,7 @@ def test_forced_tokens_are_taken(grammars: GrammarCompiler, tokenizer: Any) -> N
     assert tokenizer.decode(tokens) == '{"a long name": "and a long value"}'
 
 
-def test_behind_the_end_nothing_is_legal(grammars: GrammarCompiler, tokenizer: Any) -> None:
+def test_after_the_end_no_token_is_legal(grammars: GrammarCompiler, tokenizer: Any) -> None:
     matcher = grammars.matcher(Grammar.choice(["yes"]))
     assert not matcher.is_accepting()
     assert all(map(matcher.accept_token, tokenizer.encode("yes")))
@@ -255,7 +255,7 @@ def test_both_engines_mean_the_same_language(
         assert all(validator.is_valid(json.loads(text)) for text in inside)
 
 
-def test_what_a_walk_writes_is_valid(grammars: GrammarCompiler, tokenizer: Any) -> None:
+def test_random_texts_of_a_schema_are_valid(grammars: GrammarCompiler, tokenizer: Any) -> None:
     finished = 0
     for seed in range(30):
         matcher = grammars.matcher(Grammar.json_schema(SHOP))

@@ -116,7 +116,7 @@ def matcher(template: str, dialect: str | None, parallel: int = 1) -> Matcher:
     return made
 
 
-def walked(made: Matcher, known: Any, text: str, step: int) -> bool:
+def feed(made: Matcher, known: Any, text: str, step: int) -> bool:
     """Whether a matcher takes a text that is cut into tokens so many characters at a time; 0 for all of it at once."""
     pieces = [text[at : at + step] for at in range(0, len(text), step)] if step else [text]
     return all(made.accept_token(token) for piece in pieces for token in encoded(known, piece))
@@ -130,7 +130,7 @@ def encoded(known: Any, text: str) -> list[int]:
 
 def accepts(template: str, dialect: str | None, text: str, *, parallel: int = 1, step: int = 1) -> bool:
     made = matcher(template, dialect, parallel)
-    return walked(made, chat_of(template, dialect)[1], text, step) and made.is_accepting()
+    return feed(made, chat_of(template, dialect)[1], text, step) and made.is_accepting()
 
 
 def read(chat: ChatFormat, text: str, step: int = 1) -> tuple[list[str], list[ToolCall]]:
@@ -203,13 +203,13 @@ def test_from_the_name_of_a_tool_on_only_a_valid_call_is_legal(
         armed = text.index('"get_weather"') + len('"get_weather"')
         closed = len(text) if text.endswith(("]", "`", ">")) else text.rindex("}") + 1
         made = matcher(template, dialect)
-        assert walked(made, known, text[: armed - 1], 1)
+        assert feed(made, known, text[: armed - 1], 1)
         assert made.is_accepting()  # still text
-        assert walked(made, known, text[armed - 1], 1)
+        assert feed(made, known, text[armed - 1], 1)
         for at in range(armed, closed):
             assert not made.is_accepting(), text[:at]
-            assert not any(walked(made, known, wrong, 1) for wrong in "~\\H")
-            assert walked(made, known, text[at], 1)
+            assert not any(feed(made, known, wrong, 1) for wrong in "~\\H")
+            assert feed(made, known, text[at], 1)
         assert made.is_accepting()
 
 
@@ -265,7 +265,7 @@ def test_several_calls_are_read_as_far_as_they_are_allowed(
         shown, read_calls = read(chat, text, step)
         assert "".join(shown) == ""
         assert found(read_calls) == calls
-    if not one_at_most:  # a line break behind the calls asks for no other
+    if not one_at_most:  # a line break after the calls asks for no other
         alone = WRAPPERS[wrapper].format(written(chat, NOW, style)) + "\n"
         assert accepts(template, dialect, alone, parallel=parallel)
         assert found(read(chat, alone)[1]) == [NOW]
@@ -288,14 +288,14 @@ def test_the_tag_opens_anywhere_still(tags_are_tokens: bool) -> None:
     call = chat.form.call(*NOW)
     for before in ("", "Let me see.\n", '{"name": "Bob"}\n', "```python\n```\n", "<tools> or\n", '{"name": "'):
         made = compiler(known, len(known)).matcher(grammar)
-        assert walked(made, known, before + call, 0)
+        assert feed(made, known, before + call, 0)
         assert made.is_accepting()
         for step in (1, 7, 1000):
             shown, calls = read(chat, before + call, step)
             assert "".join(shown) == before.removesuffix("\n")
             assert found(calls) == [NOW]
     made = compiler(known, len(known)).matcher(grammar)
-    assert not walked(made, known, '{"name": "now" <tool_call>', 0)
+    assert not feed(made, known, '{"name": "now" <tool_call>', 0)
 
 
 THOUGHTS = ["<think>\nOne.\n</think>\n\n", "<think></think>", "\n<think>\nOne.\n</think>\n", "<think>{}</think>\n\n\n"]
@@ -304,7 +304,7 @@ THOUGHTS = ["<think>\nOne.\n</think>\n\n", "<think></think>", "\n<think>\nOne.\n
 @pytest.mark.parametrize("tags_are_tokens", [True, False])
 @pytest.mark.parametrize("thought", THOUGHTS)
 @pytest.mark.parametrize("prompt_thinks", [False, True])
-def test_calls_are_read_behind_a_thought(thought: str, prompt_thinks: bool, tags_are_tokens: bool) -> None:
+def test_calls_are_parsed_after_reasoning(thought: str, prompt_thinks: bool, tags_are_tokens: bool) -> None:
     known = tokenizer("qwen3", tags_are_tokens=tags_are_tokens)
     chat = ChatFormat(known)
     prompt = known.encode("<think>\n") if prompt_thinks else [1]
@@ -320,11 +320,11 @@ def test_calls_are_read_behind_a_thought(thought: str, prompt_thinks: bool, tags
         ("Yes.", "Yes.", []),
     ):
         made = compiler(known, len(known)).matcher(grammar)
-        assert walked(made, known, thought + answer, 1)
+        assert feed(made, known, thought + answer, 1)
         assert made.is_accepting()
         if calls:
             made = compiler(known, len(known)).matcher(grammar)
-            assert not walked(made, known, thought + answer.replace("Zürich", "Rome"), 1)
+            assert not feed(made, known, thought + answer.replace("Zürich", "Rome"), 1)
         parser = chat.parser(prompt, TOOLS, thought=thinks)
         pieces = [parser.push(letter) for letter in thought + answer]
         rest, read_calls = parser.finish()
@@ -344,10 +344,10 @@ def test_a_thought_that_is_special_tokens_is_one_too() -> None:
     for before in ("", "<think>One.</think>", "\n<think>\n</think>\n\n"):
         for answer in (call, f"Hm.\n{chat.form.call(*NOW)}", "Hm.", f"<tools>{call}</tools>"):
             made = compiler(known, len(known)).matcher(grammar)
-            assert walked(made, known, before + answer, 0), before + answer
+            assert feed(made, known, before + answer, 0), before + answer
             assert made.is_accepting()
         made = compiler(known, len(known)).matcher(grammar)
-        assert not walked(made, known, before + call[:-2] + "7", 0)
+        assert not feed(made, known, before + call[:-2] + "7", 0)
 
 
 RESPONSE_TEMPLATE = {
@@ -406,7 +406,7 @@ def test_a_demanded_call_and_a_final_schema_know_the_dialects_own_form_alone(
     for settings in ({"required": True}, {"final": final}):
         for opener in ("```json\n", "<tools>", "[", "\n{"):
             made = grammars.matcher(chat.answer_grammar(tools_of(chat), **settings))
-            assert not walked(made, known, opener, 1)
+            assert not feed(made, known, opener, 1)
 
 
 @pytest.mark.parametrize("parallel", [1, 3])
@@ -419,7 +419,7 @@ def test_what_the_grammar_writes_reads_back_as_calls(template: str, dialect: str
         opener = OPENERS[round_ % len(OPENERS)]
         head = f'{rng.choice(opener.leads)}\n{"[" if opener.is_list else ""}{{"name":\n"{rng.choice(list(offered))}"'
         made = matcher(template, dialect, parallel)
-        assert walked(made, known, head, 1)
+        assert feed(made, known, head, 1)
         tokens: list[int] = []
         while not made.is_accepting() or (rng.random() < 0.7 and not made.is_terminated()):
             legal = made.token_mask()
@@ -447,7 +447,7 @@ def test_of_very_many_tools_the_usual_spellings_are_known() -> None:
         grammar = chat.answer_grammar(tools)
         for text in ('{"name": "tool_77", "arguments": {}}', '[{"name": "tool_77", "arguments": {}}]'):
             made = grammars.matcher(grammar)
-            assert walked(made, known, text, 0)
+            assert feed(made, known, text, 0)
             parser = chat.parser([1], tools)
             shown = parser.push(text).text + parser.finish()[0].text
             assert (shown == "") == text.startswith("{")

@@ -14,8 +14,7 @@ from agentspec.drafters.ngram import PromptLookupDrafter
 from agentspec.drafters.suffix import SuffixDrafter
 from agentspec.engine import Engine
 from agentspec.engine.local import LocalEngine
-from agentspec.engine.request import Completion, Request
-from agentspec.engine.state import Delta
+from agentspec.engine.request import Completion, Delta, Request
 from agentspec.errors import (
     AgentSpecError,
     ContextOverflowError,

@@ -27,8 +27,9 @@ from agentspec import (
     SpeculativeDecoder,
 )
 from agentspec import Sequence as TokenSequence
+from agentspec.engine.request import Delta
 from agentspec.engine.scheduler import Scheduler
-from agentspec.engine.state import Delta, RequestState
+from agentspec.engine.state import RequestState
 from agentspec.grammars import GrammarCursor
 from agentspec.runtime.detokenizer import Detokenizer
 
@@ -316,11 +317,11 @@ class Scene:
         )
         sequence.trouble = trouble
         told = Told(trouble=trouble)
-        return RequestState([sequence], told), told
+        return RequestState([sequence], told, self.scheduler.meter), told
 
-    def play(self, *jobs: RequestState, most: int = 400) -> None:
+    def play(self, *requests: RequestState, most: int = 400) -> None:
         """Turn the loop until all are done."""
-        self.scheduler._waiting.extend(member for job in jobs for member in job.members)
+        self.scheduler._waiting.extend(state for request in requests for state in request.sequences)
         while self.scheduler._waiting or self.scheduler._running:
             self.scheduler.step()
             most -= 1
@@ -330,7 +331,7 @@ class Scene:
 def alone(index: int, in_trouble: bool = False, seam: str = "none") -> Any:
     """What a row says by itself, without any trouble, among the settings of a seam."""
     scene = Scene(Trouble(seam, RuntimeError, at=10**6))
-    job, told = scene.row(index, in_trouble)
-    scene.play(job)
+    request, told = scene.row(index, in_trouble)
+    scene.play(request)
     assert told.error is None
     return told.answer

@@ -27,8 +27,8 @@ from agentspec.speculative import SpeculativeDecoder
 _TEXTS = 1 << 14  # of few tokens, that are kept
 
 
-class Family(list[Sequence]):
-    """Sequences that may look at each other's text; forgotten with the last of them."""
+class RequestGroup(list[Sequence]):
+    """Sequences whose drafters may copy from each other's text; dropped with the last of them."""
 
 
 class Admission:
@@ -52,7 +52,7 @@ class Admission:
         self._tokenizer = tokenizer
         self._end_tokens = frozenset(end_tokens)
         self._grammar_engine = grammar_engine
-        self._families: weakref.WeakValueDictionary[str, Family] = weakref.WeakValueDictionary()
+        self._groups: weakref.WeakValueDictionary[str, RequestGroup] = weakref.WeakValueDictionary()
         self._compilers: dict[GrammarEngine, GrammarCompiler] = {}
         self._decoders: dict[tuple[bool, bool], Callable[[list[int]], str]] = {}
 
@@ -81,10 +81,10 @@ class Admission:
             )
             for index, matcher in enumerate(self._matchers(request, began))
         ]
-        family = Family() if request.family is None else self._families.setdefault(request.family, Family())
-        family.extend(samples)
+        group = RequestGroup() if request.group is None else self._groups.setdefault(request.group, RequestGroup())
+        group.extend(samples)
         for sample in samples:
-            sample.siblings = family
+            sample.siblings = group
         return samples
 
     def _check(self, request: Request) -> int | None:

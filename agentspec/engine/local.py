@@ -1,4 +1,4 @@
-"""The engine seam: requests in, completions or deltas out; and the engine of this process."""
+"""The engine of this process."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from typing import Any
 
 from agentspec.engine.admission import Admission
 from agentspec.engine.metrics import EngineMetrics
-from agentspec.engine.request import Completion, Request
+from agentspec.engine.request import Completion, Delta, Request
 from agentspec.engine.scheduler import MOST_WAITING, Scheduler
-from agentspec.engine.state import Delta, RequestState
+from agentspec.engine.state import RequestState
 from agentspec.engine.validation import Check
 from agentspec.engine.waiting import AsyncMailbox, Mailbox, Watch
 from agentspec.errors import InvalidRequestError, shown
 from agentspec.grammars import GrammarEngine
 from agentspec.models import CachingModel, PaddedModel
 from agentspec.models import end_tokens as model_end_tokens
-from agentspec.sequence import Sequence
 from agentspec.speculative import SpeculativeDecoder
 
 UNCACHED_ROWS = 64
@@ -34,10 +33,10 @@ class LocalEngine:
 
     Args:
         decoder: target, drafter and their defaults.
-        tokenizer: gives text, end tokens and grammars; None where only ids are asked for.
+        tokenizer: gives text, end tokens and grammars; None for an engine of ids alone.
         end_tokens: ids that end every sequence; None for those of the tokenizer and the checkpoint.
         max_running: most sequences that share a round; None for as many as the target keeps cached.
-        grammar_engine: makes the masks of grammars, where a request does not name its own.
+        grammar_engine: computes the masks of grammars, unless a request names its own.
         max_waiting: most samples that wait for a place in a round; more raise ``EngineBusyError``.
     """
 
@@ -56,7 +55,7 @@ class LocalEngine:
         self.decoder = decoder
         self.tokenizer = tokenizer
         if end_tokens is None:
-            # The model's own count only beside its tokenizer: without one nobody asked for an end.
+            # The checkpoint's end tokens count only beside its tokenizer: an engine of ids decodes to max_tokens.
             end_tokens = () if tokenizer is None else {*_end_tokens(tokenizer), *model_end_tokens(decoder.target)}
         if tokenizer is not None and isinstance(decoder.target, PaddedModel):
             decoder.target.narrow(min(decoder.target.vocab_size, max(tokenizer.get_vocab().values()) + 1))
@@ -64,115 +63,136 @@ class LocalEngine:
         rows = decoder.target.max_rows if isinstance(decoder.target, CachingModel) else UNCACHED_ROWS
         self._scheduler = Scheduler(decoder, rows if max_running is None else max_running, max_waiting=max_waiting)
         self.identity = uuid.uuid4().hex
-        """Tells this engine's answers from those of any other, in this process or another."""
+        """Distinguishes this engine's answers from those of any other, in this process or another."""
         self._finalizer = weakref.finalize(self, self._scheduler.close)
 
     def generate(self, requests: SequenceOf[Request]) -> list[list[Completion]]:
-        """Decode all requests together; per request, its samples in order.
+        """Decode all requests together; return the samples of each, in order.
 
         Raises:
             InvalidRequestError: for a request that cannot be served; before any is started.
-            EngineBusyError: where more samples would wait than the engine lets wait; before any is started.
-            EngineStuckError: where the worker does not end a request whose time is up.
-            EngineClosedError: where the engine is closed.
+            EngineBusyError: for more samples than may wait; before any is started.
+            EngineStuckError: if the worker does not end a request whose time is up.
+            EngineClosedError: if the engine is closed.
         """
         if isinstance(requests, Request):
             raise InvalidRequestError("generate takes a list of requests, got a single one; put it into a list.")
         self._scheduler.check_room(sum(request.n for request in requests))
-        checks, boxes = [Check(request) for request in requests], [Mailbox() for _ in requests]
-        jobs = [self._job(request, box.put, math.inf) for request, box in zip(requests, boxes, strict=True)]
-        for job in jobs:
-            job.begin()  # together: the time of one is not spent on the grammar of another
-        watch = Watch(self._scheduler, jobs)
+        # Prepare all before the first begins: the time of one request is not spent on the grammar of another.
+        prepared = [_Prepared(self._admission, request) for request in requests]
+        boxes = [Mailbox() for _ in requests]
+        states = [self._begin(one, box.put, math.inf) for one, box in zip(prepared, boxes, strict=True)]
+        watch = Watch(self._scheduler, states)
         try:
-            self._scheduler.submit(*jobs)
-            return [_collect(*waiting, watch) for waiting in zip(requests, jobs, boxes, checks, strict=True)]
+            self._scheduler.submit(*states)
+            return [_collect(*parts, watch) for parts in zip(prepared, states, boxes, strict=True)]
         finally:
-            for job in jobs:
-                job.cancel()
+            for state in states:
+                state.cancel()
 
     def stream(self, request: Request, every_s: float = 0.0) -> Iterator[Delta]:
-        """Deltas as they settle; of all samples, in the order they come. Closing the iterator cancels the request.
+        """Yield deltas as they settle, of all samples in the order they come. Closing the iterator cancels the request.
 
         Args:
-            request: what is asked for.
-            every_s: seconds between deltas of a sample, at least; its first and its last come at once. Each wakes
-                whoever reads them, on a processor that the model could use.
+            request: description of what to decode.
+            every_s: least seconds between deltas of a sample; its first and its last come at once. Each delta wakes
+                its reader, on a processor that the model could use.
 
         Raises:
             InvalidRequestError: for a request that cannot be served; at the call, before any compute.
         """
-        _expect_seconds(every_s)
+        _check_seconds(every_s)
         self._scheduler.check_room(request.n)
-        box = Mailbox()
-        return self._stream(self._job(request, box.put, every_s), box, Check(request))
+        return self._stream(_Prepared(self._admission, request), every_s)
 
-    def _stream(self, job: RequestState, box: Mailbox, check: Check) -> Iterator[Delta]:
-        job.begin()
-        self._scheduler.submit(job)
-        watch = Watch(self._scheduler, [job])
+    def _stream(self, prepared: _Prepared, every_s: float) -> Iterator[Delta]:
+        box = Mailbox()
+        state = self._begin(prepared, box.put, every_s)
+        self._scheduler.submit(state)
+        watch = Watch(self._scheduler, [state])
         try:
-            unfinished = len(job.members)
+            unfinished = prepared.request.n
             while unfinished:
-                delta = check(box.get(job, watch))
+                delta = prepared.check(box.get(state, watch))
                 unfinished -= delta.finish_reason is not None
                 yield delta
         finally:
-            job.cancel()
+            state.cancel()
 
     def astream(self, request: Request, every_s: float = 0.0) -> AsyncGenerator[Delta, None]:
-        """``stream`` for an event loop, which is never blocked. Cancelling the task cancels the request.
+        """Yield the deltas of ``stream`` without ever blocking the event loop. Cancelling the task cancels the request.
 
         Raises:
             InvalidRequestError: for a request that cannot be served; with the first delta, before any compute.
         """
-        _expect_seconds(every_s)
+        _check_seconds(every_s)
         return self._astream(request, every_s)
 
     async def _astream(self, request: Request, every_s: float) -> AsyncGenerator[Delta, None]:
         self._scheduler.check_room(request.n)
-        box, check = AsyncMailbox(), Check(request)
-        job = await asyncio.to_thread(self._job, request, box.put, every_s)  # compiling a grammar takes its time
-        self._scheduler.submit(job)
-        watch = Watch(self._scheduler, [job])
+        box = AsyncMailbox()
+        prepared = await asyncio.to_thread(_Prepared, self._admission, request)  # compiling a grammar takes its time
+        state = self._begin(prepared, box.put, every_s)
+        self._scheduler.submit(state)
+        watch = Watch(self._scheduler, [state])
         try:
-            unfinished = len(job.members)
+            unfinished = request.n
             while unfinished:
-                delta = await check.in_thread(await box.get(job, watch))
+                delta = await prepared.check.in_thread(await box.get(state, watch))
                 unfinished -= delta.finish_reason is not None
                 yield delta
         finally:
-            job.cancel()
+            state.cancel()
 
-    def _job(self, request: Request, emit: Callable[[Delta | BaseException], None], every_s: float) -> RequestState:
-        """A request as a job. Its time begins with this call: making its sequences counts."""
-        began = time.perf_counter()
-        sequences = self._sequences(request)
-        spent = time.perf_counter() - began
-        return RequestState(sequences, emit, request.timeout_s, request.priority, every_s, spent)
+    def _begin(
+        self, prepared: _Prepared, emit: Callable[[Delta | BaseException], None], every_s: float
+    ) -> RequestState:
+        """Let the time of a request run."""
+        request = prepared.request
+        return RequestState(
+            prepared.sequences,
+            emit,
+            self._scheduler.meter,
+            request.timeout_s,
+            request.priority,
+            every_s,
+            prepared.seconds,
+        )
 
     def metrics(self) -> EngineMetrics:
-        """What this engine did since it was made; see ``agentspec.engine.prometheus``. From any thread."""
+        """Return the counters since the engine was made (see ``agentspec.engine.prometheus``). Thread-safe."""
         return self._scheduler.metrics()
 
     def close(self) -> None:
         """End the worker thread; requests on their way end with ``EngineClosedError``. May be called again.
 
-        A worker that is stuck is waited for ``scheduler.CLOSE_S`` seconds, and then left, with a logged warning.
+        A worker that is stuck is left after ``scheduler.CLOSE_S`` seconds, with a logged warning.
         """
         self._finalizer()
 
     @property
     def is_closed(self) -> bool:
-        """Whether it takes no more requests: after ``close``, or in a child that was forked while it served some."""
+        """Whether the engine refuses requests: after ``close``, or in a child forked while it served some."""
         return not self._finalizer.alive or self._scheduler.is_closed
 
-    def _sequences(self, request: Request) -> list[Sequence]:
-        """The samples of a request, at their start. All that can be wrong with it is found here."""
-        return self._admission(request)
+
+class _Prepared:
+    """A request with its sequences and its check, and the seconds that making them took: they count for its timeout.
+
+    Raises:
+        InvalidRequestError: for a request that cannot be served.
+        EngineStuckError: for a grammar that takes longer to compile than the request may take.
+    """
+
+    def __init__(self, admission: Admission, request: Request) -> None:
+        began = time.perf_counter()
+        self.request = request
+        self.check = Check(request)
+        self.sequences = admission(request)
+        self.seconds = time.perf_counter() - began
 
 
-def _expect_seconds(every_s: float) -> None:
+def _check_seconds(every_s: float) -> None:
     if not isinstance(every_s, int | float) or not every_s >= 0:
         raise InvalidRequestError(f"every_s must be a number of seconds >= 0, got {shown(every_s)}.")
 
@@ -182,15 +202,15 @@ def _end_tokens(tokenizer: Any) -> list[int]:
     return [] if end is None else [end]
 
 
-def _collect(request: Request, job: RequestState, box: Mailbox, check: Check, watch: Watch) -> list[Completion]:
+def _collect(prepared: _Prepared, state: RequestState, box: Mailbox, watch: Watch) -> list[Completion]:
     """Wait for all samples of a request."""
-    deltas: list[list[Delta]] = [[] for _ in range(request.n)]
-    unfinished = request.n
+    unfinished = prepared.request.n
+    deltas: list[list[Delta]] = [[] for _ in range(unfinished)]
     while unfinished:
-        delta = check(box.get(job, watch))
+        delta = prepared.check(box.get(state, watch))
         deltas[delta.index].append(delta)
         unfinished -= delta.finish_reason is not None
-    return [_completion(parts, request.params.logprobs is not None) for parts in deltas]
+    return [_completion(parts, prepared.request.params.logprobs is not None) for parts in deltas]
 
 
 def _completion(parts: list[Delta], with_logprobs: bool) -> Completion:

@@ -1,11 +1,12 @@
-"""What is asked of an engine, and what comes of it: descriptions only, so that an engine elsewhere could serve it."""
+"""`Request`, `Delta` and `Completion`: plain values, so that an engine elsewhere can serve them."""
 
 from __future__ import annotations
 
 import math
 import operator
+import warnings
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 from agentspec.errors import InvalidRequestError, shown
 from agentspec.grammars import Grammar, GrammarEngine
@@ -16,29 +17,30 @@ from agentspec.sequence import FinishReason, TokenLogprob
 from agentspec.stats import StepStats
 
 MOST_SAMPLES = 1024
-"""Samples of one request at most."""
+"""Most samples of one request."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to decode: descriptions only, so that an engine elsewhere could serve it.
+    """A description of what to decode.
 
     Args:
         prompt: ids.
         params: sampling settings and limits.
-        grammar: the language the text must be in.
+        grammar: language that the text must be in.
         n: number of samples, ``MOST_SAMPLES`` at most.
         gamma: tokens to draft per round, 0 for none; None for the decoder's own.
-        acceptance: None for the decoder's own; or for ``"coupled"`` where a seed is named and gamma is chosen by
-            measured time, for a seed would not tell the text otherwise.
-        grammar_engine: which makes the grammar's masks; None for the engine's own choice.
-        timeout_s: seconds after which the request ends with ``RequestTimeoutError``, at the next round; where the
-            worker does not come to it, a second later with ``EngineStuckError``. None for no limit.
-        family: requests of one family are siblings, as the samples of one request are: drafters may copy from one what
-            they propose for another. None for a family of its own.
+        acceptance: None for the decoder's own. With a seed and a gamma chosen by measured time, None means
+            ``"coupled"``: a seed would not determine the text otherwise.
+        grammar_engine: computes the grammar's masks; None for the engine's own choice.
+        timeout_s: seconds after which the request ends with ``RequestTimeoutError``, at the next round. A worker that
+            does not come to it ends it a second later with ``EngineStuckError``. None for no limit.
+        group: requests of one group are siblings, as the samples of one request are: drafters may copy from one what
+            they propose for another. None for a group of its own.
         priority: requests of a higher one leave the queue first.
-        validate: check every finished text against the grammar's JSON Schema. What the grammar engine cannot express
-            of it is then left to this check, in place of being refused.
+        validate: check every finished text against the grammar's JSON Schema. The check then covers what the grammar
+            engine cannot express; without it such a schema is refused.
+        family: old name of ``group``, for one release.
     """
 
     prompt: SequenceOf[int]
@@ -49,11 +51,15 @@ class Request:
     acceptance: Acceptance | None = None
     grammar_engine: GrammarEngine | None = None
     timeout_s: float | None = None
-    family: str | None = None
+    group: str | None = None
     priority: int = 0
     validate: bool = False
+    family: InitVar[str | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, family: str | None) -> None:
+        if family is not None:
+            warnings.warn("Request(family=...) is Request(group=...) now.", DeprecationWarning, stacklevel=3)
+            object.__setattr__(self, "group", family)
         try:
             object.__setattr__(self, "prompt", tuple(operator.index(i) for i in self.prompt))
         except TypeError as error:
@@ -73,10 +79,35 @@ class Request:
             raise InvalidRequestError(f"A timeout is a number of seconds above 0, got {shown(self.timeout_s)}.")
         if not is_finite(self.priority):  # the worker compares those of all requests
             raise InvalidRequestError(f"A priority is a number, got {shown(self.priority)}.")
-        if self.family is not None and not isinstance(self.family, str):
-            raise InvalidRequestError(f"A family is named by a string, got {shown(self.family)}.")
+        if self.group is not None and not isinstance(self.group, str):
+            raise InvalidRequestError(f"A request group is named by a string, got {shown(self.group)}.")
         if self.validate and (self.grammar is None or self.grammar.kind != "json_schema"):
             raise InvalidRequestError("validate=True checks texts against a JSON Schema; the request has none.")
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What one or more rounds added to a sample.
+
+    Args:
+        index: of the sample.
+        tokens: ids emitted since the last delta, settled: no later delta takes them back.
+        text: their text.
+        logprobs: one per token where they were requested.
+        finish_reason: set on the sample's last delta.
+        stats: of the sample's whole step, on its last delta.
+        invalid: on the last delta, why the whole text does not satisfy its schema (``Request.validate``).
+        acceptance_rate: accepted over drafted tokens of the sample until now; None where nothing was drafted.
+    """
+
+    index: int
+    tokens: tuple[int, ...] = ()
+    text: str = ""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+    stats: StepStats | None = None
+    invalid: str | None = None
+    acceptance_rate: float | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -88,8 +119,8 @@ class Completion:
         tokens: emitted ids, the end token included.
         text: their text, without end token and stop string; "" for an engine without a tokenizer.
         finish_reason: why it ended.
-        logprobs: one per token; None where none were asked for.
-        stats: what the step took.
+        logprobs: one per token; None where none were requested.
+        stats: of the step.
         invalid: why the finished text does not satisfy its schema (``Request.validate``); None where it does.
     """
 

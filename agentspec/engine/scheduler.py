@@ -1,13 +1,12 @@
-"""The one worker loop: who is in the next round.
+"""The worker loop: choose the sequences of the next round, and play it.
 
-Sequences join and leave at round boundaries. Each belongs to a ``RequestState``, which hands what it
-learns to whoever waits for it. Only the worker thread touches models and sequences.
+Sequences join and leave at round boundaries. Each belongs to a ``RequestState``, which sends deltas to its caller. Only
+the worker thread touches models and sequences.
 
-Nobody waits for long prompts: of those that are read, a bounded number of tokens comes between two rounds. Nobody
-waits for long requests: where one has no place and another has twice its share, the other gives one up, and goes on
-later from where it was.
+Chunked prefill: at most ``prefill_tokens`` prompt tokens run between two rounds. Fair batch slots: while one request
+has no slot and another has twice its share, the other gives one up, and goes on later from where it was.
 
-What goes wrong in a round is its row's alone (``agentspec.engine.rounds``).
+A fault in a round fails the request that has it alone (``agentspec.engine.rounds``).
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from agentspec.runtime.threads import in_forked_child, lock_of
 from agentspec.speculative import SpeculativeDecoder
 
 MOST_WAITING = 16_384
-"""Sequences that wait for a place at most, by default."""
+"""Most sequences that wait for a batch slot, by default."""
 
 CLOSE_S = 10.0
 """Seconds that ``close`` waits for the worker."""
@@ -50,9 +49,9 @@ class Scheduler:
 
     Args:
         decoder: plays the rounds.
-        max_running: most sequences in a round; others wait their turn.
+        max_running: most sequences in a round (batch slots); others wait.
         prefill_tokens: most tokens of new prompts that are computed between two rounds.
-        max_waiting: most sequences that wait for a place.
+        max_waiting: most sequences that wait for a slot.
     """
 
     def __init__(
@@ -69,8 +68,8 @@ class Scheduler:
         self._wake = threading.Condition()
         self._waiting: list[SequenceState] = []
         self._running: list[SequenceState] = []
-        self._meter = Meter()
-        self._rounds = Rounds(decoder, self._meter)
+        self.meter = Meter()
+        self._rounds = Rounds(decoder, self.meter)
         self._closed = False
         self._why_closed = _CLOSED
         self.status = WorkerStatus()
@@ -82,15 +81,15 @@ class Scheduler:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it takes no more requests."""
+        """Whether the scheduler refuses requests."""
         return self._closed
 
-    def submit(self, *jobs: RequestState) -> None:
-        """Queue the sequences of jobs, of all or of none.
+    def submit(self, *requests: RequestState) -> None:
+        """Queue the sequences of all requests, or of none.
 
         Raises:
             EngineClosedError: after ``close``.
-            EngineBusyError: where too many would wait.
+            EngineBusyError: if too many would wait.
             InvalidRequestError: on the worker thread itself, which would wait for itself.
         """
         if threading.current_thread() is self._thread:
@@ -98,42 +97,40 @@ class Scheduler:
                 "A request from the engine's own worker thread (from a logits_processor, say) would wait for itself; "
                 "ask from another thread."
             )
-        members = [member for job in jobs for member in job.members]
+        states = [state for request in requests for state in request.sequences]
         with self._wake:
-            self.check_room(len(members))
-            for job in jobs:
-                job.meter = self._meter
-            self._waiting.extend(members)
+            self.check_room(len(states))
+            self._waiting.extend(states)
             if self._thread is None:
                 self.status.thread = threading.Thread(target=self._run, name="agentspec", daemon=True)
                 self.status.thread.start()
             self._wake.notify()
 
     def check_room(self, count: int) -> None:
-        """Make sure that so many more sequences may wait.
+        """Check that ``count`` more sequences may wait.
 
         Raises:
             EngineClosedError: after ``close``.
-            EngineBusyError: where they would be too many.
+            EngineBusyError: if they would be too many.
         """
         if self._closed:
             raise EngineClosedError(self._why_closed)
         if len(self._waiting) + count > self._max_waiting:
             raise EngineBusyError(
                 f"{len(self._waiting):,} samples wait for a place already; {count:,} more would be above the bound of "
-                f"{self._max_waiting:,}. Ask again later or for fewer at once, or raise the engine's max_waiting."
+                f"{self._max_waiting:,}. Try again later or with fewer at once, or raise the engine's max_waiting."
             )
 
     def metrics(self) -> EngineMetrics:
-        """What was done so far; may be called from any thread."""
+        """Return the counters until now. Thread-safe."""
         with self._wake:
-            return self._meter.read(len(self._running), len(self._waiting), self._max_running)
+            return self.meter.read(len(self._running), len(self._waiting), self._max_running)
 
     def check_alive(self) -> None:
-        """Make sure that there is a worker to wait for.
+        """Check that there is a worker to wait for.
 
         Raises:
-            EngineClosedError: where there is none: it was ended, or stayed behind in the process that forked this one.
+            EngineClosedError: if it has ended, or stayed behind in the process that forked this one.
         """
         if not self.status.is_alive:
             raise EngineClosedError(self._why_closed if self._closed else f"The engine's worker is gone. {_CLOSED}")
@@ -141,8 +138,7 @@ class Scheduler:
     def close(self) -> None:
         """End the worker after the round in progress; requests still on their way get ``EngineClosedError``.
 
-        Waits for the worker, but ``CLOSE_S`` seconds at most: one that is stuck is left behind, with a warning that
-        says where it is.
+        Wait for the worker up to ``CLOSE_S`` seconds: one that is stuck is left, with a warning that names its stack.
         """
         with self._wake:
             self._closed = True
@@ -164,9 +160,9 @@ class Scheduler:
                     self._wake.wait_for(lambda: self._closed or self._waiting or self._running)
                     if self._closed:
                         break
-                self._meter.threads = BUDGET.apply() if self._decoder.fits_any_threads else torch.get_num_threads()
+                self.meter.threads = BUDGET.apply() if self._decoder.fits_any_threads else torch.get_num_threads()
                 self.step()
-        except BaseException as error:  # a fault of the loop itself: no caller may wait for ever
+        except BaseException as error:  # a fault of the loop itself: no caller may wait forever
             cause = EngineClosedError(f"The engine's worker was ended by {shown(error)}; make a new engine to go on.")
             cause.__cause__ = error
             self._why_closed = str(cause)
@@ -177,85 +173,84 @@ class Scheduler:
     def _fail_all(self, cause: BaseException) -> None:
         with self._wake:
             left = [*self._running, *self._waiting]
-        for member in left:
-            member.job.fail(cause)
+        for state in left:
+            state.request.fail(cause)
 
     def step(self) -> None:
-        """One turn of the loop: those who left leave, those who fit join, some of their prompts is read, and everyone
-        who is ready gets a round."""
+        """Run one turn of the loop: drop what is over, fill the slots, read some of the prompts, play a round."""
         self.status.enter("choosing the next round")
-        self._running = _wanted(self._running)
+        self._running = _drop_over(self._running)
         if self._waiting:
-            gone = set(self._waiting) - set(_wanted(self._waiting))
+            gone = set(self._waiting) - set(_drop_over(self._waiting))
             with self._wake:
-                self._waiting = [m for m in self._waiting if m not in gone]
+                self._waiting = [state for state in self._waiting if state not in gone]
             self._share()
             self._admit()
         with lock_of(self._decoder):  # engines may share one
             self._prefill()
             self._play()
-        self._running = _wanted([m for m in self._running if m.sequence.finish_reason is None])
+        self._running = _drop_over([state for state in self._running if state.sequence.finish_reason is None])
 
     def _play(self) -> None:
-        """A round for each acceptance rule that there is among those who are ready."""
-        groups: dict[Acceptance, list[SequenceState]] = {}
-        for member in self._running:
-            if member.is_ready:
-                groups.setdefault(member.sequence.acceptance, []).append(member)
-        for group in groups.values():
-            self.status.enter(f"in a round of {len(group)} sequences")
-            self._rounds.play(group)
+        """Play a round for each acceptance rule among the sequences that are ready."""
+        batches: dict[Acceptance, list[SequenceState]] = {}
+        for state in self._running:
+            if state.is_ready:
+                batches.setdefault(state.sequence.acceptance, []).append(state)
+        for batch in batches.values():
+            self.status.enter(f"in a round of {len(batch)} sequences")
+            self._rounds.play(batch)
 
     def _share(self) -> None:
-        """Take places from a job that has twice its share, for jobs that have none."""
-        places = Counter(m.job for m in self._running)
-        starving = {m.job for m in self._waiting} - places.keys()
-        share = self._max_running / max(1, len(starving) + len(places))
+        """Take slots from a request that has twice its share, for requests that have none."""
+        slots = Counter(state.request for state in self._running)
+        starving = {state.request for state in self._waiting} - slots.keys()
+        share = self._max_running / max(1, len(starving) + len(slots))
         needed = len(starving) - (self._max_running - len(self._running))
         for _ in range(needed):
-            job, count = max(places.items(), key=lambda item: item[1], default=(None, 0))
-            if job is None or count < 2 or count < 2 * share:
+            request, count = max(slots.items(), key=lambda item: item[1], default=(None, 0))
+            if request is None or count < 2 or count < 2 * share:
                 return
-            member = [m for m in self._running if m.job is job][-1]
-            member.return_to_queue()
-            places[job] -= 1
-            self._running.remove(member)
+            last = [state for state in self._running if state.request is request][-1]
+            last.return_to_queue()
+            slots[request] -= 1
+            self._running.remove(last)
             with self._wake:
-                self._waiting.append(member)
+                self._waiting.append(last)
 
     def _admit(self) -> None:
-        """Fill the free places: by priority, then for the job that has the fewest places, then in order of arrival."""
-        places = Counter(m.job for m in self._running)
+        """Fill the free slots: by priority, then for the request with the fewest slots, then in order of arrival."""
+        slots = Counter(state.request for state in self._running)
         with self._wake:
             while self._waiting and len(self._running) < self._max_running:
-                member = min(self._waiting, key=lambda m: (-m.job.priority, places[m.job]))
-                self._waiting.remove(member)
-                self._running.append(member)
-                member.leave_queue()
-                places[member.job] += 1
+                first = min(self._waiting, key=lambda state: (-state.request.priority, slots[state.request]))
+                self._waiting.remove(first)
+                self._running.append(first)
+                first.leave_queue()
+                slots[first.request] += 1
 
     def _prefill(self) -> None:
-        """Read on in the prompts of those who are not ready, one after the other, some tokens in all."""
+        """Read on in the prompts of sequences that are not ready, in order, up to ``prefill_tokens`` in all."""
         left = self._prefill_tokens
-        for member in self._running:
+        for state in self._running:
             if left <= 0:
                 return
-            if member.is_ready or member.job.is_over:
+            if state.is_ready or state.request.is_over:
                 continue
             self.status.enter("reading prompts")
             try:
-                left -= member.prefill(self._decoder, left)
+                left -= state.prefill(self._decoder, left)
             except BaseException as error:
-                member.job.fail(error)
+                state.request.fail(error)
 
     def wake_in_child(self) -> None:
-        """Begin anew in a forked child: the worker stayed in the parent, and so did who held a lock.
+        """Begin anew in a forked child: the worker and the holders of locks stayed in the parent.
 
-        An idle engine starts another worker with its next request. One that was in the middle of something is closed.
+        An idle engine starts another worker with its next request. A busy one is closed.
         """
         is_idle = self.status.is_idle and not self._running and not self._waiting
         self._wake = threading.Condition()
-        self._meter.renew_lock()
+        self.meter.renew_lock()
         if self._thread is None:
             return
         self._running, self._waiting = [], []
@@ -275,13 +270,13 @@ def _wake_in_child() -> None:
 in_forked_child(_wake_in_child)
 
 
-def _wanted(members: Iterable[SequenceState]) -> list[SequenceState]:
-    """Those whose time is not up and whom somebody still waits for."""
-    wanted = []
-    for member in members:
-        member.job.expire()
-        if member.job.is_over:
-            member.job.count("cancelled")
+def _drop_over(states: Iterable[SequenceState]) -> list[SequenceState]:
+    """Return the sequences whose requests go on; end those whose time is up, and count those that were cancelled."""
+    left = []
+    for state in states:
+        state.request.expire()
+        if state.request.is_over:
+            state.request.count("cancelled")
         else:
-            wanted.append(member)
-    return wanted
+            left.append(state)
+    return left

@@ -1,4 +1,4 @@
-"""One request on its way: its sequences, what they are waiting for, and what has been told of them."""
+"""A request on its way: its sequences, their place in the queue, and what was sent of them."""
 
 from __future__ import annotations
 
@@ -7,87 +7,57 @@ import threading
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
 
 from agentspec.draft_length import DraftLength
 from agentspec.drafters import Drafter
 from agentspec.engine.metrics import Meter, outcome_of
+from agentspec.engine.request import Delta
 from agentspec.errors import RequestFailedError, RequestTimeoutError, cut
 from agentspec.models import cached_tokens
 from agentspec.models.pass_cost import PassCost
-from agentspec.sequence import FinishReason, Sequence, TokenLogprob
+from agentspec.sequence import FinishReason, Sequence
 from agentspec.speculative import SpeculativeDecoder
 from agentspec.stats import StepStats
 
 
-@dataclass(frozen=True)
-class Delta:
-    """What a round, or several, added to one sample of a request.
-
-    Args:
-        index: of the sample.
-        tokens: ids emitted since the last delta, settled: no later delta takes them back.
-        text: their text.
-        logprobs: one per token where they were asked for.
-        finish_reason: set on the sample's last delta.
-        stats: of the sample's whole step, on its last delta.
-        invalid: on the last delta, why the whole text does not satisfy its schema, where that was to be checked.
-        so_far: the account of the step that still goes on; the engine goes on writing to it.
-    """
-
-    index: int
-    tokens: tuple[int, ...] = ()
-    text: str = ""
-    logprobs: tuple[TokenLogprob, ...] = ()
-    finish_reason: FinishReason | None = None
-    stats: StepStats | None = None
-    invalid: str | None = None
-    so_far: StepStats | None = field(default=None, compare=False, repr=False)
-
-
 class RequestState:
-    """A request on its way: its sequences, and where their deltas go.
+    """A request on its way: its sequences, and where their deltas go. Its time runs from its construction.
 
     Args:
-        sequences: the samples of the request.
+        sequences: samples of the request.
         emit: takes deltas, or the exception that ended the request; called on the worker thread.
-        timeout_s: seconds that the request may take from now on; None for no limit.
-        priority: jobs of a higher one leave the queue first.
-        every_s: seconds between deltas of a sample, at least; its first and its last come at once. Whoever only waits
-            for the end need not be woken by every round. What was not sent before an error is lost.
-        spent_s: of ``timeout_s``, seconds that are over already.
+        meter: of the engine that serves the request.
+        timeout_s: seconds that the request may take; None for no limit.
+        priority: requests of a higher one leave the queue first.
+        every_s: least seconds between deltas of a sample; its first and its last come at once. A caller that waits
+            for the end alone need not be woken by every round. An error discards what was not sent before it.
+        spent_s: part of ``timeout_s`` that is over already.
     """
 
     def __init__(
         self,
         sequences: SequenceOf[Sequence],
         emit: Callable[[Delta | BaseException], None],
+        meter: Meter,
         timeout_s: float | None = None,
         priority: int = 0,
         every_s: float = 0.0,
         spent_s: float = 0.0,
     ) -> None:
+        self.meter = meter
         self.priority = priority
         self.every_s = every_s
         self.timeout_s = timeout_s
-        self._spent_s = spent_s
-        self.deadline = math.inf
-        """When its time is up, as ``time.perf_counter`` has it."""
-        self.begin()
-        self.members = [SequenceState(self, index, sequence) for index, sequence in enumerate(sequences)]
+        self.deadline = math.inf if timeout_s is None else time.perf_counter() + timeout_s - spent_s
+        """End of its time, on the clock of ``time.perf_counter``."""
+        self.sequences = [SequenceState(self, index, sequence) for index, sequence in enumerate(sequences)]
         self._emit = emit
         self.is_over = False
-        self.meter = Meter()  # the scheduler's own, once the job is submitted
-        self._unfinished = len(self.members)
+        self._unfinished = len(self.sequences)
         self._is_counted = False
         self._lock = threading.Lock()
         self.error: BaseException | None = None
         """What ended it, also where it could not be sent."""
-
-    def begin(self) -> None:
-        """Let its time run from now on: it may be queued later than it was made."""
-        if self.timeout_s is not None:
-            self.deadline = time.perf_counter() + self.timeout_s - self._spent_s
 
     @property
     def is_done(self) -> bool:
@@ -99,13 +69,13 @@ class RequestState:
         self.is_over = True
 
     def expire(self) -> None:
-        """End the request with an error where its time is up."""
+        """End the request with an error if its time is up."""
         if time.perf_counter() > self.deadline:
             self.fail(self.timeout_error())
 
     def timeout_error(self) -> RequestTimeoutError:
         """Return the error of a request whose time is up."""
-        emitted = sum(member.sequence.length for member in self.members)
+        emitted = sum(state.sequence.length for state in self.sequences)
         return RequestTimeoutError(
             f"The request took longer than its timeout of {self.timeout_s:g} s; {emitted} tokens were emitted."
         )
@@ -115,7 +85,7 @@ class RequestState:
         self.count("cancelled" if self.is_over else outcome_of(error))
         if not self.is_over:
             self.error = _raisable(error)
-            self.send(self.error)
+            self.emit(self.error)
         self.is_over = True
 
     def count(self, outcome: str) -> None:
@@ -126,14 +96,14 @@ class RequestState:
             self.meter.add_request(outcome)
 
     def count_sample(self, reason: FinishReason) -> None:
-        """Count a sample that is done, and the request with its last one."""
+        """Count a finished sample, and the request with its last one."""
         self.meter.add_sample(reason)
         self._unfinished -= 1
         if not self._unfinished:
             self.count("completed")
 
-    def send(self, item: Delta | BaseException) -> None:
-        """Hand over; a receiver that raises (its event loop is closed, say) cancels its own job alone."""
+    def emit(self, item: Delta | BaseException) -> None:
+        """Send an item; a receiver that raises (its event loop is closed, say) cancels its own request alone."""
         try:
             self._emit(item)
         except BaseException as error:
@@ -142,37 +112,41 @@ class RequestState:
 
 
 class SequenceState:
-    """One sequence of a job, with the account of its time.
+    """One sequence of a request, with the account of its time.
 
-    Between the queue and its rounds it lets the models compute its context, some tokens at a time; a member that is
-    sent back to the queue goes on later from where it was.
+    Between the queue and its rounds the models compute its context, some tokens at a time. A sequence that returns to
+    the queue goes on later from where it was.
+
+    Args:
+        request: that the sequence is a sample of.
+        index: of the sample.
+        sequence: at its start.
     """
 
-    def __init__(self, job: RequestState, index: int, sequence: Sequence) -> None:
-        self.job = job
+    def __init__(self, request: RequestState, index: int, sequence: Sequence) -> None:
+        self.request = request
         self.index = index
         self.sequence = sequence
         self.stats = StepStats(prompt_tokens=sequence.prompt_length)
         self.is_ready = False  # for rounds
         self._arrived = self._queued = time.perf_counter()
         self._read = 0  # tokens of the context that the models were given
-        self._is_known = False  # to the models: what they had cached of it was looked up
-        self._draft_length: DraftLength | None = None
-        self._told_at = -math.inf
-        self._told_tokens = 0
-        self._told_text = 0
+        self._is_known = False  # to the models: their cached tokens of it were looked up
+        self._sent_at = -math.inf
+        self._sent_tokens = 0
+        self._sent_text = 0  # characters
 
     def leave_queue(self) -> None:
-        """Its turn has come."""
-        self._book(queue_s=time.perf_counter() - self._queued)
+        """Account for the time in the queue."""
+        self._add_seconds(queue_s=time.perf_counter() - self._queued)
 
     def return_to_queue(self) -> None:
-        """Others need the place more; what the models have cached of it may be lost."""
+        """Give up the place for a request without one; the models may lose what they have cached of the sequence."""
         self.is_ready, self._read = False, 0
         self._queued = time.perf_counter()
 
     def prefill(self, decoder: SpeculativeDecoder, tokens: int) -> int:
-        """Let the models compute up to ``tokens`` more of the context; how many there were to compute.
+        """Let the models compute up to ``tokens`` more of the context; return the number of tokens computed.
 
         The last token of the context is left to the first round, which feeds it.
         """
@@ -182,56 +156,66 @@ class SequenceState:
         if not self._is_known:
             self.stats.cached_tokens, self._is_known = cached, True
             self.stats.draft_cached_tokens = _draft_cached_tokens(decoder, context)
-            self.job.meter.add_prompt(self.stats.prompt_tokens, cached)
-        self._read = min(len(context), max(cached, self._read) + tokens)  # a model without a cache knows nothing of it
-        of_draft = decoder.prefill([context[: self._read]])["draft_prefill_s"]
+            self.request.meter.add_prompt(self.stats.prompt_tokens, cached)
+        # A model without a cache reports no cached tokens: `_read` alone advances there.
+        self._read = min(len(context), max(cached, self._read) + tokens)
+        draft_s = decoder.prefill([context[: self._read]])["draft_prefill_s"]
         self.is_ready = self._read == len(context)
-        of_target = time.perf_counter() - started - of_draft
-        self._book(prefill_s=of_target, draft_prefill_s=of_draft)
-        self._draft_length = decoder.draft_length
+        target_s = time.perf_counter() - started - draft_s
+        self._add_seconds(prefill_s=target_s, draft_prefill_s=draft_s)
         return self._read - cached
 
-    def _book(self, **phases: float) -> None:
-        """Count seconds outside of rounds."""
+    def _add_seconds(self, **phases: float) -> None:
+        """Account for seconds outside of rounds."""
         for phase, seconds in phases.items():
             self.stats.seconds[phase] += seconds
-        self.job.meter.add_seconds(**phases)
+        self.request.meter.add_seconds(**phases)
 
-    def tell(self) -> None:
-        """Send what is new and settled, as often as the job wants it."""
-        sequence, finished, now = self.sequence, self.sequence.finish_reason is not None, time.perf_counter()
-        if not finished and now - self._told_at < self.job.every_s:
+    def report(self, draft_length: DraftLength) -> None:
+        """Send what is new and settled, no more often than the request wants it.
+
+        Args:
+            draft_length: of the decoder that plays the rounds; its costs and remarks complete the last delta's stats.
+        """
+        sequence, finish_reason, now = self.sequence, self.sequence.finish_reason, time.perf_counter()
+        if finish_reason is None and now - self._sent_at < self.request.every_s:
             return
-        before = sequence.detokenize_seconds
-        begin, end, text = self._told_tokens, sequence.settled_length, sequence.settled_text
-        self._book(detokenize_s=sequence.detokenize_seconds - before)
+        begin, (end, text) = self._sent_tokens, self._settled()
         tokens = sequence.context[sequence.prompt_length + begin : sequence.prompt_length + end]
-        if not (tokens or finished):
+        if not tokens and finish_reason is None:
             return
-        self._told_at = now
-        since_arrival = now - self._arrived
-        self.stats.ttft_s = self.stats.ttft_s or since_arrival
-        self.stats.total_s, self.stats.new_tokens = since_arrival, sequence.length
-        self.stats.ended_at = time.time()
-        if finished and self._draft_length is not None:
-            cost = self._draft_length.target
-            self.stats.plain_pass_s = None if cost is None else _plain_pass_s(self.stats, cost)
-            self.stats.remarks = self._draft_length.remarks() if sequence.gamma is None else ()
-        if sequence.finish_reason is not None:
-            self.job.count_sample(sequence.finish_reason)
-        self.job.send(
+        self._sent_at = now
+        self.stats.ttft_s = self.stats.ttft_s or now - self._arrived
+        if finish_reason is not None:
+            self._finish(finish_reason, draft_length, now)
+        self.request.emit(
             Delta(
                 self.index,
                 tuple(tokens),
-                text[self._told_text :],
+                text[self._sent_text :],
                 tuple(sequence.logprobs[begin:end]),
-                sequence.finish_reason,
-                self.stats if finished else None,
-                so_far=self.stats,
+                finish_reason,
+                None if finish_reason is None else self.stats,  # complete: nothing is written to it from here on
+                acceptance_rate=self.stats.acceptance_rate,
             )
         )
-        self._told_tokens = end
-        self._told_text = len(text)
+        self._sent_tokens, self._sent_text = end, len(text)
+
+    def _settled(self) -> tuple[int, str]:
+        """Return the number of settled tokens and their text; account for the time of decoding them."""
+        earlier_s = self.sequence.detokenize_seconds
+        length, text = self.sequence.settled_length, self.sequence.settled_text
+        self._add_seconds(detokenize_s=self.sequence.detokenize_seconds - earlier_s)
+        return length, text
+
+    def _finish(self, reason: FinishReason, draft_length: DraftLength, now: float) -> None:
+        """Complete the stats and count the sample."""
+        self.stats.total_s, self.stats.new_tokens = now - self._arrived, self.sequence.length
+        self.stats.ended_at = time.time()
+        cost = draft_length.target
+        self.stats.plain_pass_s = None if cost is None else _plain_pass_s(self.stats, cost)
+        self.stats.remarks = draft_length.remarks() if self.sequence.gamma is None else ()
+        self.request.count_sample(reason)
 
 
 def _raisable(error: BaseException) -> BaseException:
@@ -250,13 +234,15 @@ def _raisable(error: BaseException) -> BaseException:
 
 
 def _draft_cached_tokens(decoder: SpeculativeDecoder, context: list[int]) -> int | None:
-    """Tokens of the context that every draft model need not compute again; None without a draft model."""
+    """Return how many tokens of the context every draft model has cached; None without a draft model."""
     models = decoder.drafter.models().values() if isinstance(decoder.drafter, Drafter) else ()
     return min((cached_tokens(model, context) for model in models), default=None)
 
 
 def _plain_pass_s(stats: StepStats, cost: PassCost) -> float | None:
-    """Seconds of a target pass over one token at the pace of this step: its own passes, each over the multiple of a
-    plain pass that the table gives for its width; None without passes."""
+    """Return the seconds of a target pass over one token at the pace of this step; None without passes.
+
+    Each pass of the step counts with its seconds over the multiple of a plain pass that ``cost`` has for its width.
+    """
     plain = sum(width_cost.seconds * cost(1, 1) / cost(1, width) for width, width_cost in stats.verify_costs.items())
     return plain / stats.rounds if stats.rounds else None

@@ -6,26 +6,25 @@ import asyncio
 import dataclasses
 from collections import defaultdict
 
-from agentspec.engine.request import Request
-from agentspec.engine.state import Delta
+from agentspec.engine.request import Delta, Request
 from agentspec.grammars.schema_tools.validator import validator
 from agentspec.sequence import FinishReason
 
 
 class Check:
-    """Compares the finished texts of a request with its JSON Schema, where that is asked for.
+    """Validates the finished texts of a request with ``validate=True``. Construction compiles the schema.
 
     Raises:
-        GrammarError: for a schema that is none.
+        GrammarError: for an invalid schema.
     """
 
     def __init__(self, request: Request) -> None:
-        wanted = request.validate and request.grammar is not None
-        self._why_invalid = validator(request.grammar.source) if wanted and request.grammar else None
+        grammar = request.grammar if request.validate else None
+        self._why_invalid = None if grammar is None else validator(grammar.source)
         self._texts: defaultdict[int, str] = defaultdict(str)
 
     def __call__(self, delta: Delta) -> Delta:
-        """The delta; on a sample's last one, with what is wrong. A text cut short says so by its finish reason."""
+        """Return the delta; a sample's last one with what is wrong, unless its finish reason says it was cut short."""
         if self._why_invalid is None:
             return delta
         self._texts[delta.index] += delta.text
@@ -34,7 +33,7 @@ class Check:
         return dataclasses.replace(delta, invalid=self._why_invalid(self._texts[delta.index]))
 
     async def in_thread(self, delta: Delta) -> Delta:
-        """The same for an event loop, which no long check may block: a pattern takes seconds at worst."""
+        """Validate without blocking the event loop: a pattern takes seconds at worst."""
         if self._why_invalid is None or delta.finish_reason is not FinishReason.STOP:
             return self(delta)
         return await asyncio.to_thread(self, delta)

@@ -200,9 +200,8 @@ def follower(run_manager: Any) -> Callable[[Delta], Delta]:
     recorders = dict.fromkeys(recorder for handler in handlers for recorder in handler.recorders)
 
     def tell(delta: Delta) -> Delta:
-        rate = delta.so_far.acceptance_rate if delta.so_far else None
         for recorder in recorders:
-            recorder.progress(run_manager.run_id, len(delta.tokens), rate)
+            recorder.progress(run_manager.run_id, len(delta.tokens), delta.acceptance_rate)
         return delta
 
     return tell

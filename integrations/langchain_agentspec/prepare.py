@@ -116,7 +116,7 @@ def prepare(
         grammar,
         **decoding(settings),
         grammar_engine=settings["grammar_engine"],
-        family=family,
+        group=family,
         validate=settings["validate_output"] and grammar is not None and grammar.kind == "json_schema",
     )
     parser = functools.partial(chat.parser, prompt, offered, has_final=final is not None, thought=thought)
@@ -133,5 +133,5 @@ def shown(maker: ChunkMaker, message: AIMessageChunk, delta: Delta) -> Iterator[
             message=message,
             generation_info=info,
             tokens_so_far=maker.tokens,
-            acceptance_rate=delta.so_far.acceptance_rate if delta.so_far else None,
+            acceptance_rate=delta.acceptance_rate,
         )

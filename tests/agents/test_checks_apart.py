@@ -12,7 +12,7 @@ from scripted import END, ScriptedModel, tokenizer
 
 from agentspec import FinishReason, Grammar, LocalEngine, Request, SamplingParams, SpeculativeDecoder
 from agentspec.engine import validation
-from agentspec.engine.state import Delta
+from agentspec.engine.request import Delta
 from agentspec.grammars.schema_tools import validator
 from langchain_agentspec import ChatAgentSpec
 

@@ -28,7 +28,7 @@ def strike(seam: str, exception: str, place: int, at: int) -> bool:
     trouble = Trouble(seam, EXCEPTIONS[exception], at)
     scene = Scene(trouble)
     rows = [scene.row(index, in_trouble=index == place) for index in range(ROWS)]
-    scene.play(*(job for job, _ in rows))
+    scene.play(*(request for request, _ in rows))
     for index, (_, told) in enumerate(rows):
         if index != place:
             assert told.error is None, (place, at, index)
@@ -52,8 +52,8 @@ def test_every_seam_is_struck_early_and_late_in_every_row() -> None:
 
 def expect_error(row: Any, exception: str) -> None:
     """The culprit's caller is told what was raised; of what would end more than a request, by another name."""
-    job, told = row
-    error = job.error if told.error is None else told.error
+    request, told = row
+    error = request.error if told.error is None else told.error
     raised = EXCEPTIONS[exception]()
     if isinstance(raised, Exception) and not isinstance(raised, StopIteration):
         assert type(error) is type(raised)
@@ -62,7 +62,7 @@ def expect_error(row: Any, exception: str) -> None:
         # A generator on its way makes another error of StopIteration.
         assert isinstance(error, RequestFailedError if exception != "StopIteration" else RuntimeError)
         assert type(error.__cause__) is type(raised)
-    assert job.is_over
+    assert request.is_over
 
 
 @pytest.mark.parametrize("exception", ["ValueError", "MemoryError", "Panic"])
@@ -75,7 +75,7 @@ def test_what_fails_once_fails_nobody(seam: str, exception: str) -> None:
         trouble = Trouble(seam, EXCEPTIONS[exception], 1, once=True)
         scene = Scene(trouble)
         rows = [scene.row(index, in_trouble=index == place) for index in range(ROWS)]
-        scene.play(*(job for job, _ in rows))
+        scene.play(*(request for request, _ in rows))
         assert trouble.fired == 1
         for index, (_, told) in enumerate(rows):
             assert told.answer == alone(index, index == place)
@@ -90,7 +90,7 @@ def test_several_culprits_of_different_seams_leave_their_mates_alone() -> None:
             seam, exception = scenes[index // 2]
             scene.trouble = Trouble(seam, EXCEPTIONS[exception], 2)
         rows.append(scene.row(index, in_trouble=bool(index % 2)))
-    scene.play(*(job for job, _ in rows))
+    scene.play(*(request for request, _ in rows))
     for index, row in enumerate(rows):
         if index % 2:
             expect_error(row, scenes[index // 2][1])
@@ -113,14 +113,14 @@ def test_a_broken_model_costs_each_request_two_passes_at_most_and_one_soon(reque
 
     scene.target.next_logits = broken  # type: ignore[method-assign]
     rows = [scene.row(4 * index) for index in range(requests)]  # all of one acceptance rule
-    scene.play(*(job for job, _ in rows))
+    scene.play(*(request for request, _ in rows))
     assert all(isinstance(told.error, RuntimeError) for _, told in rows)
     assert len(scene.target.passes) <= requests + 1  # each by itself, and once all together
     assert scene.target.passes.count(1) == requests
     del scene.target.next_logits
     after = [scene.row(4 * index) for index in range(8)]
     scene.target.passes.clear()
-    scene.play(*(job for job, _ in after))
+    scene.play(*(request for request, _ in after))
     assert [told.answer for _, told in after] == [alone(4 * index) for index in range(8)]
     assert max(scene.target.passes) > 4  # it is trusted again
 
@@ -129,7 +129,7 @@ def test_one_culprit_costs_one_round_again() -> None:
     trouble = Trouble("target", EXCEPTIONS["ValueError"], 0)
     scene = Scene(trouble)
     rows = [scene.row(4 * index, in_trouble=index == 1) for index in range(ROWS)]
-    scene.scheduler._waiting.extend(member for job, _ in rows for member in job.members)
+    scene.scheduler._waiting.extend(state for request, _ in rows for state in request.sequences)
     scene.scheduler.step()
     assert sorted(scene.target.passes) == [1] * ROWS + [ROWS]
     scene.scheduler.step()
@@ -142,7 +142,7 @@ def test_a_matcher_that_raises_is_known_for_the_culprit(seam: str) -> None:
     trouble = Trouble(seam, EXCEPTIONS["Panic"], 0)
     scene = Scene(trouble, ROWS + 1)  # one of which may be done before
     rows = [scene.row(4 * index, in_trouble=index == 1) for index in range(ROWS + 1)]
-    scene.scheduler._waiting.extend(member for job, _ in rows for member in job.members)
+    scene.scheduler._waiting.extend(state for request, _ in rows for state in request.sequences)
     while not trouble.fired:
         scene.scheduler.step()
     assert scene.target.passes
@@ -167,7 +167,7 @@ def test_rounds_that_fail_only_together_become_smaller_for_a_while() -> None:
 
     scene.target.next_logits = small  # type: ignore[method-assign]
     rows = [scene.row(4 * index) for index in range(8)]
-    scene.play(*(job for job, _ in rows))
+    scene.play(*(request for request, _ in rows))
     assert [told.answer for _, told in rows] == [alone(4 * index) for index in range(8)]
     assert failed == 2  # 8 rows, then 4; 2 go well
     assert 2 in scene.target.passes

@@ -346,7 +346,7 @@ def test_11_a_rejected_end_token_leaves_the_mask_as_it_was() -> None:
 def sequence_of(scenario: Scenario, tokens: Sequence[int] = ()) -> Any:
     """A sequence of the scenario that has said these tokens, and the engine's own one token further on in mind."""
     engine = LocalEngine(SpeculativeDecoder(scenario.model(True)), scenario.known)
-    [sequence] = engine._sequences(Request(scenario.prompt, SamplingParams(max_tokens=60), scenario.grammar))
+    [sequence] = engine._admission(Request(scenario.prompt, SamplingParams(max_tokens=60), scenario.grammar))
     engine.close()
     sequence.extend(list(tokens))
     return sequence

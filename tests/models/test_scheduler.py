@@ -24,6 +24,7 @@ from agentspec import (
     SamplingParams,
     SpeculativeDecoder,
 )
+from agentspec.engine.metrics import Meter
 from agentspec.engine.scheduler import Scheduler
 from agentspec.engine.state import RequestState
 from agentspec.sequence import Sequence
@@ -56,9 +57,9 @@ def _shared(one: list[int], other: list[int]) -> int:
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-def job_of(*sequences: Sequence, priority: int = 0) -> tuple[RequestState, list[Any]]:
+def request_of(*sequences: Sequence, priority: int = 0) -> tuple[RequestState, list[Any]]:
     told: list[Any] = []
-    return RequestState(sequences, told.append, priority=priority), told
+    return RequestState(sequences, told.append, Meter(), priority=priority), told
 
 
 def sample(first: int, tokens: int = 50, prompt: int = 2) -> Sequence:
@@ -70,10 +71,10 @@ def steps(scheduler: Scheduler, count: int) -> None:
         scheduler.step()
 
 
-def queue(scheduler: Scheduler, *jobs: RequestState) -> None:
+def queue(scheduler: Scheduler, *requests: RequestState) -> None:
     """Without the worker thread: the test turns the loop itself."""
-    for job in jobs:
-        scheduler._waiting.extend(job.members)
+    for request in requests:
+        scheduler._waiting.extend(request.sequences)
 
 
 @pytest.fixture
@@ -83,11 +84,11 @@ def model() -> Watched:
 
 def test_no_request_waits_while_another_runs_twice_its_share(model: Watched) -> None:
     scheduler = Scheduler(SpeculativeDecoder(model), max_running=8)
-    many, _ = job_of(*(sample(0) for _ in range(20)))
+    many, _ = request_of(*(sample(0) for _ in range(20)))
     queue(scheduler, many)
     steps(scheduler, 3)
     assert model.rounds[-1] == [0] * 8
-    others = [job_of(sample(first, 10))[0] for first in (1, 2, 3)]
+    others = [request_of(sample(first, 10))[0] for first in (1, 2, 3)]
     queue(scheduler, *others)
     steps(scheduler, 2)
     assert sorted(model.rounds[-1]) == [0] * 5 + [1, 2, 3]
@@ -95,38 +96,38 @@ def test_no_request_waits_while_another_runs_twice_its_share(model: Watched) -> 
     assert model.rounds[-1] == [0] * 8  # who is done leaves its place
     while scheduler._waiting or scheduler._running:
         scheduler.step()
-    assert all(m.sequence.length == 50 for m in many.members)
+    assert all(state.sequence.length == 50 for state in many.sequences)
 
 
 def test_nobody_is_sent_away_within_their_share(model: Watched) -> None:
     scheduler = Scheduler(SpeculativeDecoder(model), max_running=4)
-    pairs = [job_of(sample(first, 8), sample(first, 8))[0] for first in (0, 1, 2)]
+    pairs = [request_of(sample(first, 8), sample(first, 8))[0] for first in (0, 1, 2)]
     queue(scheduler, *pairs[:2])
     steps(scheduler, 2)
     queue(scheduler, pairs[2])
     steps(scheduler, 3)
-    # Three jobs for four places: two are one more than a third has, and less than twice the share.
+    # Three requests for four places: two are one more than a third has, and less than twice the share.
     assert sorted(model.rounds[-1]) == [0, 0, 1, 1]
     steps(scheduler, 10)
     assert 2 in model.rounds[-1]
 
 
-def test_places_go_to_the_job_that_has_fewest_and_to_priority_first(model: Watched) -> None:
+def test_places_go_to_the_request_that_has_fewest_and_to_priority_first(model: Watched) -> None:
     scheduler = Scheduler(SpeculativeDecoder(model), max_running=4)
-    queue(scheduler, job_of(*(sample(0) for _ in range(9)))[0], job_of(sample(1), sample(1))[0])
+    queue(scheduler, request_of(*(sample(0) for _ in range(9)))[0], request_of(sample(1), sample(1))[0])
     steps(scheduler, 2)
     assert sorted(model.rounds[-1]) == [0, 0, 1, 1]
     scheduler = Scheduler(SpeculativeDecoder(model), max_running=2)
-    queue(scheduler, job_of(sample(0), sample(0))[0], job_of(sample(1), priority=1)[0])
+    queue(scheduler, request_of(sample(0), sample(0))[0], request_of(sample(1), priority=1)[0])
     steps(scheduler, 1)
     assert sorted(model.rounds[-1]) == [0, 1]
 
 
 def test_a_long_prompt_stalls_nobody(model: Watched) -> None:
     scheduler = Scheduler(SpeculativeDecoder(model), max_running=4, prefill_tokens=32)
-    queue(scheduler, job_of(sample(0, 200))[0])
+    queue(scheduler, request_of(sample(0, 200))[0])
     steps(scheduler, 3)
-    long, told = job_of(sample(1, 5, prompt=400))
+    long, told = request_of(sample(1, 5, prompt=400))
     queue(scheduler, long)
     model.read.clear()
     rounds = len(model.rounds)
@@ -139,8 +140,8 @@ def test_a_long_prompt_stalls_nobody(model: Watched) -> None:
 
 def test_samples_of_a_prompt_read_it_once(model: Watched) -> None:
     scheduler = Scheduler(SpeculativeDecoder(model), max_running=8)
-    job, told = job_of(*(sample(1, 3, prompt=100) for _ in range(8)))
-    queue(scheduler, job)
+    request, told = request_of(*(sample(1, 3, prompt=100) for _ in range(8)))
+    queue(scheduler, request)
     while scheduler._waiting or scheduler._running:
         scheduler.step()
     assert sum(model.read) < 99 + 8 * 4
@@ -153,10 +154,10 @@ def test_who_was_sent_back_says_the_same() -> None:
         decoder = SpeculativeDecoder(target, Cascade([PromptLookupDrafter(), ModelDrafter(draft)]), 3)
         scheduler = Scheduler(decoder, max_running=4)
         watched = [Sequence([0, 1], SamplingParams(max_tokens=40), seed=i, acceptance="coupled") for i in range(4)]
-        queue(scheduler, job_of(*watched)[0])
+        queue(scheduler, request_of(*watched)[0])
         steps(scheduler, 2)
         for first in range(company):
-            queue(scheduler, job_of(sample(first % 4, 6))[0])
+            queue(scheduler, request_of(sample(first % 4, 6))[0])
             steps(scheduler, 1)
         while scheduler._waiting or scheduler._running:
             scheduler.step()

@@ -11,7 +11,8 @@ from enumeration import TableModel
 from torch import Tensor
 
 from agentspec import EngineClosedError, LocalEngine, Request, RequestTimeoutError, SamplingParams, SpeculativeDecoder
-from agentspec.engine.state import Delta, RequestState
+from agentspec.engine.request import Delta
+from agentspec.engine.state import RequestState
 from agentspec.engine.waiting import AsyncMailbox, Mailbox, Watch
 
 TOKENS = 12
@@ -63,7 +64,7 @@ class Ending:
     def patience_s(self) -> float:
         return 60.0
 
-    def check(self, job: RequestState) -> None:
+    def check(self, request: RequestState) -> None:
         self.checks += 1
         assert self.checks == 1, "the end was forgotten"
         self._box.put(Delta(0, (1,)))
@@ -72,22 +73,22 @@ class Ending:
 
 
 ERRORS = [EngineClosedError("closed"), RequestTimeoutError("late"), ArithmeticError("failed")]
-NO_JOB = cast(RequestState, None)
+NO_REQUEST = cast(RequestState, None)
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=str)
 async def test_a_task_reads_what_came_and_then_the_end(error: Exception) -> None:
     box = AsyncMailbox()
     watch = cast(Watch, Ending(box, error))
-    assert [(await box.get(NO_JOB, watch)).tokens for _ in range(2)] == [(1,), (2,)]
+    assert [(await box.get(NO_REQUEST, watch)).tokens for _ in range(2)] == [(1,), (2,)]
     with pytest.raises(type(error)):
-        await box.get(NO_JOB, watch)
+        await box.get(NO_REQUEST, watch)
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=str)
 def test_a_thread_reads_what_came_and_then_the_end(error: Exception) -> None:
     box = Mailbox()
     watch = cast(Watch, Ending(box, error))
-    assert [box.get(NO_JOB, watch).tokens for _ in range(2)] == [(1,), (2,)]
+    assert [box.get(NO_REQUEST, watch).tokens for _ in range(2)] == [(1,), (2,)]
     with pytest.raises(type(error)):
-        box.get(NO_JOB, watch)
+        box.get(NO_REQUEST, watch)

@@ -29,6 +29,7 @@ from agentspec import (
 from agentspec.drafters import NoDrafter
 from agentspec.engine import scheduler as scheduler_module
 from agentspec.engine import waiting as waiting_module
+from agentspec.engine.metrics import Meter
 from agentspec.engine.scheduler import Scheduler
 from agentspec.engine.state import RequestState
 
@@ -144,16 +145,16 @@ def test_a_request_of_several_that_is_overdue_is_found_whichever_is_waited_for(g
 def test_a_worker_that_is_only_slow_is_not_called_stuck(moved: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = Scheduler(SpeculativeDecoder(TableModel()), 1)
     scheduler.status.thread = threading.current_thread()
-    job = RequestState([Sequence([0])], lambda item: None, timeout_s=1.0, spent_s=2.0)
+    state = RequestState([Sequence([0])], lambda item: None, Meter(), timeout_s=1.0, spent_s=2.0)
     if moved:  # since the deadline, a second ago
         scheduler.status.enter("in a round of 1 sequences")
     else:
-        job.deadline = scheduler.status.since
+        state.deadline = scheduler.status.since
         monkeypatch.setattr(waiting_module, "GRACE_S", 0.0)
     with pytest.raises(RequestTimeoutError) as told:
-        waiting_module.Watch(scheduler, [job]).check(job)
+        waiting_module.Watch(scheduler, [state]).check(state)
     assert type(told.value) is (RequestTimeoutError if moved else EngineStuckError)
-    assert job.is_over
+    assert state.is_over
 
 
 def test_without_a_timeout_a_caller_waits_as_long_as_there_is_a_worker(gate: Gate) -> None:

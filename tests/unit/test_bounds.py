@@ -71,7 +71,7 @@ MAKERS: dict[str, Any] = {
     "gamma": lambda x: Request([1], gamma=x),
     "acceptance": lambda x: Request([1], acceptance=x),
     "timeout_s": lambda x: Request([1], timeout_s=x if x != 10**6000 else "x"),
-    "family": lambda x: Request([1], family=x if not isinstance(x, str) else 1),  # type: ignore[arg-type]
+    "group": lambda x: Request([1], group=x if not isinstance(x, str) else 1),  # type: ignore[arg-type]
     "priority": lambda x: Request([1], priority=x if isinstance(x, str | list) else "x"),  # type: ignore[arg-type]
     "stop": lambda x: SamplingParams(stop=x),
     "stop, one of many": lambda x: SamplingParams(stop=("a", x)),
@@ -137,7 +137,7 @@ def test_the_most_samples_are_made_quickly(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(
         "agentspec.engine.admission.run_apart", lambda work, *_, **__: (calls.append("thread"), work())[1]
     )
-    samples = engine._sequences(
+    samples = engine._admission(
         Request([1, 2], SamplingParams(stop=("<|end|>",)), Grammar.regex("[a-z]+"), n=MOST_SAMPLES)
     )
     assert len(samples) == len({id(sample.matcher) for sample in samples}) == MOST_SAMPLES
@@ -227,3 +227,10 @@ def test_a_timeout_may_be_as_long_as_any() -> None:
         [[found]] = engine.generate([Request([1, 2], params, Grammar.regex("[a-z]+"), timeout_s=timeout)])
         assert found.tokens
     engine.close()
+
+
+def test_the_old_name_of_a_request_group_works_with_a_warning() -> None:
+    with pytest.warns(DeprecationWarning, match="group"):
+        request = Request([1], family="a")
+    assert request == Request([1], group="a")
+    assert dataclasses.replace(request, n=2).group == "a"

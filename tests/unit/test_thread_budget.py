@@ -176,7 +176,7 @@ def test_a_grammar_is_compiled_on_idle_cores(two_threads: None, monkeypatch: pyt
     monkeypatch.setattr(Admission, "_matcher", lambda *given: (seen.append(torch.get_num_threads()), plain(*given))[1])
     known = tokenizer()
     engine = LocalEngine(SpeculativeDecoder(ScriptedModel(len(known), 2, [])), known)
-    engine._sequences(Request([1, 2], SamplingParams(), Grammar.regex("[a-z]+")))
+    engine._admission(Request([1, 2], SamplingParams(), Grammar.regex("[a-z]+")))
     engine.close()
     assert seen == [1]
 

@@ -141,7 +141,7 @@ def recorded(engine: LocalEngine) -> Iterator[list[Request]]:
     stream = engine.stream
 
     def recording(request: Request, every_s: float = 0.0) -> Iterator[Delta]:
-        requests.append(replace(request, family=None, timeout_s=None))
+        requests.append(replace(request, group=None, timeout_s=None))
         return stream(request, every_s)
 
     engine.stream = recording  # type: ignore[method-assign]

@@ -25,6 +25,7 @@ PACKAGES = ("torch", "transformers", "langchain-core", "llguidance", "outlines-c
 EXTRAS = {
     "langchain": "agents, and `agentspec demo`: pip install 'langchain-agentspec[examples]'",
     "opentelemetry-api": "run.to_otel: pip install 'langchain-agentspec[otel]'",
+    "prometheus-client": "agentspec.engine.prometheus: pip install 'langchain-agentspec[prometheus]'",
     "matplotlib": "plots of the examples: pip install 'langchain-agentspec[examples]'",
 }
 NEEDED_BYTES = 750 * 2**20

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +12,8 @@ from typing import Any
 
 import pytest
 from enumeration import TableModel
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 from torch import Tensor
 
 from agentspec import (
@@ -23,7 +27,7 @@ from agentspec import (
     SpeculativeDecoder,
 )
 from agentspec.engine.metrics import OUTCOMES, EngineMetrics, Meter
-from agentspec.engine.prometheus import render
+from agentspec.engine.prometheus import EngineCollector, render
 from agentspec.stats import RoundStats, RowStats
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -58,13 +62,14 @@ def parse(text: str) -> Samples:
         labels = re.findall(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\\n]|\\\\|\\"|\\n)*)"', braced or "")
         assert ",".join(f'{key}="{told}"' for key, told in labels) == (braced or "")
         plain = tuple((key, re.sub(r"\\(.)", lambda m: {"n": "\n"}.get(m[1], m[1]), told)) for key, told in labels)
+        plain = tuple(sorted(plain))
         assert (name, plain) not in samples
         samples[name, plain] = float(value)
     return samples
 
 
 def value(samples: Samples, name: str, **labels: str) -> float:
-    return samples[f"agentspec_{name}", tuple(labels.items())]
+    return samples[f"agentspec_{name}", tuple(sorted(labels.items()))]
 
 
 class Slow(TableModel):
@@ -263,3 +268,72 @@ def test_nothing_yet_is_zero_and_not_missing() -> None:
     samples = parse(render(Meter().read()))
     assert value(samples, "rounds_total") == 0
     assert {labels[0][1] for (name, labels) in samples if name == "agentspec_requests_total"} == set(OUTCOMES)
+
+
+BEFORE = """\
+agentspec_requests_total{model="m",outcome="completed"} 2
+agentspec_requests_total{model="m",outcome="failed"} 0
+agentspec_samples_total{model="m",finish_reason="length"} 3
+agentspec_prompt_tokens_total{model="m"} 24
+agentspec_cached_tokens_total{model="m"} 6
+agentspec_generated_tokens_total{model="m"} 12345678
+agentspec_forced_tokens_total{model="m"} 4
+agentspec_drafted_tokens_total{model="m",drafter="forced"} 4
+agentspec_drafted_tokens_total{model="m",drafter="suffix"} 9
+agentspec_accepted_tokens_total{model="m",drafter="forced"} 4
+agentspec_accepted_tokens_total{model="m",drafter="suffix"} 7
+agentspec_rounds_total{model="m"} 11
+agentspec_round_rows_total{model="m"} 13
+agentspec_phase_seconds_total{model="m",phase="draft"} 0.25
+agentspec_phase_seconds_total{model="m",phase="verify"} 1.000000123
+agentspec_queue_seconds_total{model="m"} 0.5
+agentspec_running_rows{model="m"} 1
+agentspec_waiting_rows{model="m"} 2
+agentspec_max_running_rows{model="m"} 8
+agentspec_threads{model="m"} 2
+"""
+"""What 0.1 wrote, before prometheus_client did."""
+
+
+def test_names_labels_and_values_are_those_of_the_first_release() -> None:
+    metrics = EngineMetrics(
+        {"completed": 2, "failed": 0},
+        {"length": 3},
+        prompt_tokens=24,
+        cached_tokens=6,
+        generated_tokens=12_345_678,
+        drafted={"forced": 4, "suffix": 9},
+        accepted={"forced": 4, "suffix": 7},
+        seconds={"verify_s": 1.000000123, "queue_s": 0.5, "draft_s": 0.25},
+        rounds=11,
+        rows=13,
+        running=1,
+        waiting=2,
+        max_running=8,
+        threads=2,
+    )
+    text = render(metrics, {"model": "m"})
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    heads = sorted({f"# TYPE {line.split('{')[0]} " for line in BEFORE.splitlines()})
+    assert sorted(line.rsplit(" ", 1)[0] + " " for line in text.splitlines() if line.startswith("# TYPE")) == heads
+
+    def samples(lines: list[str]) -> Samples:
+        families = text_string_to_metric_families("\n".join(lines) + "\n")
+        return {(s.name, tuple(sorted(s.labels.items()))): s.value for family in families for s in family.samples}
+
+    assert samples(lines) == samples(BEFORE.splitlines())
+
+
+def test_a_registry_reads_the_engine_at_every_scrape(engine: LocalEngine) -> None:
+    registry = CollectorRegistry()
+    registry.register(EngineCollector(engine.metrics))
+    assert value(parse(generate_latest(registry).decode()), "generated_tokens_total") == 0
+    engine.generate([request()])
+    assert value(parse(generate_latest(registry).decode()), "generated_tokens_total") == 12
+
+
+def test_a_missing_extra_is_named() -> None:
+    code = "import sys; sys.modules['prometheus_client'] = None; import agentspec.engine.prometheus"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert found.returncode == 1
+    assert "pip install 'langchain-agentspec[prometheus]'" in found.stderr

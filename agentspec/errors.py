@@ -1,11 +1,11 @@
-"""What can go wrong, by name. Each error says what was expected, what came, and what to do."""
+"""Errors. Each message states what was expected, what was found, and what to do."""
 
 from __future__ import annotations
 
 import reprlib
 
 LONGEST_SHOWN = 400
-"""Most characters of a value, or of another library's message, in a message of an error."""
+"""Most characters of a value, or of another library's message, in an error message."""
 
 
 class AgentSpecError(Exception):
@@ -13,11 +13,11 @@ class AgentSpecError(Exception):
 
 
 class InvalidRequestError(AgentSpecError, ValueError):
-    """The request cannot be served as it stands; nothing was computed."""
+    """A request that cannot be served as it stands; nothing was computed."""
 
 
 class ContextOverflowError(InvalidRequestError):
-    """Prompt plus requested tokens do not fit the model's context."""
+    """A prompt that leaves no room in the model's context."""
 
 
 class GrammarError(InvalidRequestError):
@@ -25,7 +25,7 @@ class GrammarError(InvalidRequestError):
 
 
 class TokenizerError(AgentSpecError, ValueError):
-    """A tokenizer whose tokens cannot be told as bytes."""
+    """A tokenizer whose tokens cannot be expressed as bytes."""
 
 
 class ModelLoadError(AgentSpecError, ValueError):
@@ -33,38 +33,38 @@ class ModelLoadError(AgentSpecError, ValueError):
 
 
 class IncompatiblePairError(AgentSpecError, ValueError):
-    """Target and draft have too few tokens in common."""
+    """A target and a draft with too few tokens in common."""
 
 
 class RequestTimeoutError(AgentSpecError, TimeoutError):
-    """The request took longer than it was given; what it held is free again."""
+    """A request that took longer than its timeout; what it held is free again."""
 
 
 class EngineStuckError(RequestTimeoutError):
-    """The request took longer than it was given, and the engine's worker has not come back to notice.
+    """A request that took longer than its timeout, while the engine's worker has not come back to end it.
 
-    The message says where the worker is. What the request held is free when the worker goes on.
+    The message shows the stack of the worker. What the request held is free when the worker goes on.
     """
 
 
 class EngineClosedError(AgentSpecError, RuntimeError):
-    """The engine was closed; it takes no more requests."""
+    """A request to a closed engine."""
 
 
 class EngineBusyError(AgentSpecError, RuntimeError):
-    """More sequences wait than the engine lets wait; nothing was computed."""
+    """More waiting sequences than the engine allows; nothing was computed."""
 
 
 class RequestFailedError(AgentSpecError, RuntimeError):
-    """What a request runs raised something that cannot be raised here: ``SystemExit``, a panic, ``StopIteration``."""
+    """An exception of what a request runs that cannot be raised here: ``SystemExit``, a panic, ``StopIteration``."""
 
 
 class NoAnswerError(AgentSpecError, ValueError):
-    """None of several samples has an answer."""
+    """Several samples without an answer among them."""
 
 
 class CacheError(AgentSpecError, RuntimeError):
-    """A cache folder that others could have written to."""
+    """A cache folder that other users could have written to."""
 
 
 class BudgetExceededError(AgentSpecError, TimeoutError):
@@ -78,7 +78,7 @@ def check_option(name: str, value: object, options: tuple[object, ...]) -> None:
 
 
 def shown(value: object) -> str:
-    """Return ``repr(value)``, cut: what a user gave may have any size, or a ``repr`` that raises."""
+    """Return ``repr(value)``, cut: a value of a user may have any size, or a ``repr`` that raises."""
     try:
         return cut(_REPR.repr(value))
     except Exception as error:  # an integer of 5,000 digits, say
@@ -86,7 +86,7 @@ def shown(value: object) -> str:
 
 
 def cut(text: str) -> str:
-    """Return the text, its middle left out where it is longer than ``LONGEST_SHOWN``."""
+    """Return the text, without its middle if it is longer than ``LONGEST_SHOWN``."""
     if len(text) <= LONGEST_SHOWN:
         return text
     half = LONGEST_SHOWN // 2

@@ -1,4 +1,4 @@
-"""Requests become sequences: all that can be wrong with one is found here, before any compute, and within bounds."""
+"""Make sequences from requests: every invalid request is refused here, before any compute, and within bounds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from agentspec.sampling import SamplingParams
 from agentspec.sequence import Sequence
 from agentspec.speculative import SpeculativeDecoder
 
-_TEXTS = 1 << 14  # of few tokens, that are kept
+_TEXTS = 1 << 14  # cached texts of short id sequences
 
 
 class RequestGroup(list[Sequence]):
@@ -35,10 +35,10 @@ class Admission:
     """Makes the sequences of requests.
 
     Args:
-        decoder: that will decode them.
-        tokenizer: gives text and grammars; None where only ids are asked for.
+        decoder: decodes the sequences.
+        tokenizer: gives text and grammars; None for an engine of ids alone.
         end_tokens: ids that end every sequence.
-        grammar_engine: makes the masks of grammars, where a request does not name its own.
+        grammar_engine: computes the masks of grammars, unless a request names its own.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Admission:
 
         Raises:
             InvalidRequestError: for a request that cannot be served.
-            EngineStuckError: where its grammar takes longer than the request may.
+            EngineStuckError: if its grammar takes longer to compile than the request may take.
         """
         began = time.perf_counter()
         limit = self._check(request)
@@ -88,10 +88,10 @@ class Admission:
         return samples
 
     def _check(self, request: Request) -> int | None:
-        """Make sure that a request can be served; return the model's context, None without a bound."""
+        """Check that a request can be served; return the model's context length, None without a bound."""
         params, prompt, vocab_size = request.params, request.prompt, self._decoder.target.vocab_size
         if not prompt:
-            raise InvalidRequestError("The prompt is empty; a model needs at least one token to go on from.")
+            raise InvalidRequestError("The prompt is empty; a model needs at least one token to continue.")
         limit = max_context(self._decoder.target)
         if limit is not None and len(prompt) >= limit:
             raise ContextOverflowError(
@@ -102,8 +102,8 @@ class Admission:
             ids = getattr(params, name)
             if len(ids) > vocab_size:
                 raise InvalidRequestError(
-                    f"{name} holds {len(ids):,} ids, more than the {vocab_size:,} that the model has; leave out those "
-                    "that repeat."
+                    f"{name} holds {len(ids):,} ids, more than the {vocab_size:,} that the model has; leave out "
+                    "duplicates."
                 )
             _check_ids(name, ids, vocab_size)
         if params.stop and self._tokenizer is None:
@@ -111,12 +111,12 @@ class Admission:
         return limit
 
     def _acceptance(self, request: Request) -> Acceptance:
-        """Who names a seed wants the same text again; where gamma depends on a clock, only coupled drawing gives it."""
+        """Return the rule. Where gamma depends on a clock, only coupled noise gives the same text for a seed."""
         is_timed = request.gamma is None and self._decoder.draft_length.is_timed
         return "coupled" if is_timed and request.params.seed is not None else self._decoder.acceptance
 
     def _matchers(self, request: Request, began: float) -> SequenceOf[Matcher | None]:
-        """A matcher for every sample; made apart, where compiling may take longer than the request has."""
+        """Make a matcher per sample, in a thread: compiling may take longer than the request may take."""
         if request.grammar is None:
             return [None] * request.n
         grammar, left = request.grammar, request.timeout_s
@@ -144,7 +144,7 @@ class Admission:
         return begin(grammar, self._compilers[name], self._tokenizer)
 
     def _detokenizers(self, request: Request) -> Callable[[], Detokenizer | None]:
-        """What makes the detokenizer of a sample; what all of a request share is found once."""
+        """Return a factory of detokenizers for the samples of a request; what they share is computed once."""
         if self._tokenizer is None:
             return lambda: None
 
@@ -168,7 +168,7 @@ class Admission:
 
 
 def _spelled(tokenizer: Any, skip: Collection[int], params: SamplingParams) -> dict[int, str]:
-    """How tokens that have no text are spelled, where a stop string holds one."""
+    """Return the spelling of tokens without text, if a stop string contains one; else nothing."""
     added = getattr(tokenizer, "added_tokens_decoder", {}) if params.skip_special_tokens else {}
     ids = {*(i for i, token in added.items() if token.special), *skip}
     spelled = {i: text for i in ids if (text := tokenizer.decode([i], skip_special_tokens=False))}
@@ -184,12 +184,12 @@ def _check_ids(name: str, ids: Collection[int], vocab_size: int) -> None:
 
 
 def _decoder(tokenizer: Any, skip_special: bool, is_exact: bool) -> Callable[[list[int]], str]:
-    """Ids to text, for a detokenizer: it asks for few ids at a time, and often for the same.
+    """Return a function from ids to text for a detokenizer, which decodes few ids at a time, and often the same.
 
     Args:
         tokenizer: of transformers.
         skip_special: whether special tokens have no text.
-        is_exact: whether the text is that of the tokens' bytes, which a grammar describes.
+        is_exact: whether the text is that of the tokens' bytes, as a grammar describes it.
     """
     if is_exact:
         return exact_decoder(tokenizer, skip_special_tokens=skip_special)

@@ -37,7 +37,7 @@ class LocalEngine:
         end_tokens: ids that end every sequence; None for those of the tokenizer and the checkpoint.
         max_running: most sequences that share a round; None for as many as the target keeps cached.
         grammar_engine: computes the masks of grammars, unless a request names its own.
-        max_waiting: most samples that wait for a place in a round; more raise ``EngineBusyError``.
+        max_waiting: most samples that wait for a batch slot; more raise ``EngineBusyError``.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""What an engine did since it was made: counters that only grow, and who is on their way right now.
+"""Counters of an engine, which only grow, and the sequences that run and wait right now.
 
-Everything is counted when it happens: tokens and seconds with their round, a request before its caller hears of its
-end. Seconds of a round count once, however many requests shared it: these are seconds of the machine, but for
-``queue_s``, which are seconds waited.
+Everything is counted when it happens: tokens and seconds with their round, a request before its caller receives its
+end. Seconds of a round count once, however many requests shared it: these are seconds of the machine. Only ``queue_s``
+are seconds waited.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from agentspec.errors import EngineClosedError, RequestTimeoutError
 from agentspec.stats import FORCED, RoundStats, add_counts
 
 OUTCOMES = ("completed", "failed", "timeout", "cancelled", "closed")
-"""How a request ends: with all its samples, with an error, after its time was up, because nobody waited any more, or
-with its engine."""
+"""Ends of a request: with all its samples, with an error, with its time up, cancelled by its caller, or with its
+engine."""
 
 
 @dataclass(frozen=True)
@@ -31,15 +31,15 @@ class EngineMetrics:
         prompt_tokens: of all samples that began.
         cached_tokens: of them, tokens that the target had computed before.
         generated_tokens: emitted by rounds.
-        drafted: tokens by the name of their drafter; ``forced`` are those that a grammar left no choice about.
+        drafted: tokens by the name of their drafter; ``forced`` are those without an alternative in the grammar.
         accepted: of them, tokens accepted.
         seconds: by phase.
         rounds: of speculative decoding; each is a pass of the target.
         rows: sequences in all rounds together: over ``rounds``, the mean batch.
-        running: sequences that have a place now.
-        waiting: sequences that wait for one now.
-        max_running: places.
-        threads: that the worker computes with; fewer than torch's where other processes keep the cores busy, and 0
+        running: sequences that have a batch slot now.
+        waiting: sequences that wait for a slot now.
+        max_running: slots.
+        threads: of the worker's computations; fewer than torch's while other processes keep the cores busy, and 0
             before the first request.
     """
 
@@ -60,12 +60,12 @@ class EngineMetrics:
 
     @property
     def forced_tokens(self) -> int:
-        """Tokens that a grammar left no choice about."""
+        """Tokens without an alternative in the grammar."""
         return self.accepted.get(FORCED, 0)
 
 
 class Meter:
-    """Counts for ``EngineMetrics``; written by the worker thread, read from any."""
+    """Counts for ``EngineMetrics``. Written by the worker thread, read by any."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -78,21 +78,21 @@ class Meter:
         self.threads = 0
 
     def renew_lock(self) -> None:
-        """Forget who holds the lock: in a forked child nobody does."""
+        """Replace the lock: its holder stayed in the process that forked this one."""
         self._lock = threading.Lock()
 
     def add_prompt(self, tokens: int, cached: int) -> None:
-        """A sample begins."""
+        """Count a sample that begins."""
         with self._lock:
             self._counts.update(prompt_tokens=tokens, cached_tokens=cached)
 
     def add_seconds(self, **phases: float) -> None:
-        """Time that was spent outside of rounds."""
+        """Count seconds outside of rounds."""
         with self._lock:
             self._add(phases)
 
     def add_round(self, stats: RoundStats) -> None:
-        """A round was played."""
+        """Count a round, its rows and its seconds."""
         with self._lock:
             self._counts["rounds"] += 1
             self._counts["rows"] += len(stats.rows)
@@ -103,17 +103,17 @@ class Meter:
             self._add(stats.seconds)
 
     def add_sample(self, finish_reason: str) -> None:
-        """A sample is done."""
+        """Count a finished sample."""
         with self._lock:
             self._samples[str(finish_reason)] += 1
 
     def add_request(self, outcome: str) -> None:
-        """A request is over."""
+        """Count a request that is over."""
         with self._lock:
             self._requests[outcome] += 1
 
     def read(self, running: int = 0, waiting: int = 0, max_running: int = 0) -> EngineMetrics:
-        """The counters, all of one moment."""
+        """Return the counters, all of one moment."""
         with self._lock:
             return EngineMetrics(
                 dict(self._requests),
@@ -138,7 +138,7 @@ _COUNTS += ["rounds", "rows"]
 
 
 def outcome_of(error: BaseException) -> str:
-    """The outcome of a request that an error ended."""
+    """Return the outcome of a request that an error ended."""
     if isinstance(error, RequestTimeoutError):
         return "timeout"
     return "closed" if isinstance(error, EngineClosedError) else "failed"

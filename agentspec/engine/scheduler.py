@@ -117,8 +117,8 @@ class Scheduler:
             raise EngineClosedError(self._why_closed)
         if len(self._waiting) + count > self._max_waiting:
             raise EngineBusyError(
-                f"{len(self._waiting):,} samples wait for a place already; {count:,} more would be above the bound of "
-                f"{self._max_waiting:,}. Try again later or with fewer at once, or raise the engine's max_waiting."
+                f"{len(self._waiting):,} samples wait for a batch slot already; {count:,} more would exceed the bound "
+                f"of {self._max_waiting:,}. Try again later or with fewer at once, or raise the engine's max_waiting."
             )
 
     def metrics(self) -> EngineMetrics:

@@ -1,4 +1,4 @@
-"""What an engine's worker thread is doing, for the threads that wait for it."""
+"""The phase of an engine's worker thread, for the threads that wait for it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class WorkerStatus:
         self._at = (IDLE, time.perf_counter())
 
     def enter(self, phase: str) -> None:
-        """Note that the worker begins something else."""
+        """Record that the worker enters another phase."""
         self._at = (phase, time.perf_counter())
 
     @property
@@ -33,10 +33,10 @@ class WorkerStatus:
 
     @property
     def since(self) -> float:
-        """When the phase began, as ``time.perf_counter`` has it."""
+        """Begin of the phase, on the clock of ``time.perf_counter``."""
         return self._at[1]
 
     def describe(self) -> str:
-        """Return the phase, its seconds, and the stack of the worker."""
+        """Describe the phase, its seconds, and the stack of the worker."""
         phase, since = self._at
         return f"It has been {phase} for {time.perf_counter() - since:.1f} s, and is at:\n{stack_of(self.thread)}"

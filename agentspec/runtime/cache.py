@@ -1,11 +1,11 @@
-"""The disk cache: bytes under text keys, kept between processes, of which nothing is ever executed.
+"""The disk cache: bytes under text keys, kept between processes, none of which is ever executed.
 
-It lies on ``diskcache``, which unpickles what it finds. Here a row that is not plain bytes is a miss before it is read,
-no value lies in a file of its own (whose name a row could choose), and a value says which key it belongs to and what
-its digest is. The folder must belong to the user alone.
+It is built on ``diskcache``, which unpickles its rows. Here a row that is not plain bytes is a miss before it is read.
+No value lies in a file of its own, whose name a row could choose. A value carries its key and its digest. The folder
+must belong to the user alone.
 
-A cache costs time where it fails, never a result: what cannot be read is a miss, what cannot be written is dropped, and
-a database that is damaged is set aside (as ``cache.db.damaged``) for a new one.
+A failing cache costs time, never a result: an unreadable value is a miss, a value that cannot be written is dropped. A
+damaged database is set aside (as ``cache.db.damaged``) for a new one.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from diskcache.core import DEFAULT_SETTINGS, METADATA, MODE_RAW
 
 from agentspec.runtime.paths import check_private, own_folder, root
 
-SIZE_LIMIT = 2**30  # bytes; what was stored first goes first
-WAIT_SECONDS = 1.0  # for a lock of another process; longer than that, computing again is as good
+SIZE_LIMIT = 2**30  # bytes; the oldest entries are evicted first
+WAIT_SECONDS = 1.0  # for a lock of another process; computing again is cheaper than a longer wait
 
 _FRAME = b"agentspec cache 1\n"
 _DIGEST_SIZE = hashlib.sha256().digest_size
@@ -35,12 +35,12 @@ class DiskCache:
     """Bytes under text keys. Safe to share between threads and processes; a connection lives for one operation.
 
     Args:
-        folder: made with mode 0700 where it is missing; by default ``entries`` below ``root()``.
+        folder: made with mode 0700 if it is missing; by default ``entries`` below ``root()``.
         size_limit: bytes to keep, about.
 
     Raises:
-        CacheError: for a folder that is not the user's own, or that others may enter. A folder that can only not be
-            used (a full or read-only disk, a locked or foreign database) makes a cache that keeps nothing.
+        CacheError: for a folder that is not the user's own, or that others may enter. An unusable folder (a full or
+            read-only disk, a locked or foreign database) makes a cache that keeps nothing.
     """
 
     def __init__(self, folder: Path | None = None, size_limit: int = SIZE_LIMIT) -> None:
@@ -50,12 +50,12 @@ class DiskCache:
         except OSError:
             self._cache = None
             return
-        self._cache = self._opened()
+        self._cache = self._open()
 
-    def _opened(self, again: bool = True) -> diskcache.Cache | None:
-        """The database, made where it is missing or damaged; None where it cannot be used."""
+    def _open(self, again: bool = True) -> diskcache.Cache | None:
+        """Open the database, made anew if it is missing or damaged; None if it cannot be used."""
         try:
-            _expect_usable(self._folder)
+            _check_usable(self._folder)
             cache = diskcache.Cache(
                 str(self._folder), timeout=WAIT_SECONDS, disk=_BytesDisk, **_SETTINGS, size_limit=self._size_limit
             )
@@ -66,25 +66,25 @@ class DiskCache:
         else:
             return cache
         _set_aside(self._folder)
-        return self._opened(again=False)
+        return self._open(again=False)
 
     def get(self, key: str) -> bytes | None:
-        """The value under a key; None where there is none that can be trusted."""
+        """Return the value under a key; None without one that can be trusted."""
         frame = self._try(lambda cache: cache.get(_digest(key)))
-        return _unframed(key, frame) if isinstance(frame, bytes) else None
+        return _unframe(key, frame) if isinstance(frame, bytes) else None
 
     def set(self, key: str, value: bytes) -> None:
-        """Keep a value, if that is possible."""
+        """Store a value, if that is possible."""
         if not isinstance(value, bytes):
             raise TypeError(f"The cache keeps bytes, got {type(value).__name__}.")
-        self._try(lambda cache: cache.set(_digest(key), _framed(key, value)))
+        self._try(lambda cache: cache.set(_digest(key), _frame(key, value)))
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all entries."""
         self._try(lambda cache: cache.clear())
 
     def close(self) -> None:
-        """Let go of the files; a later call opens them again."""
+        """Close the files; a later call opens them again."""
         if self._cache is not None:
             self._cache.close()
 
@@ -96,36 +96,36 @@ class DiskCache:
         except _FAILURES as error:
             failure = error
         finally:
-            # Else every thread would leave a connection open when it ends, for somebody else to close.
+            # An open connection would outlive the thread that opened it.
             cache.close()
-        if _is_damage(failure) or "no such table" in str(failure):  # emptied, or taken away
-            self._cache = self._opened()
+        if _is_damage(failure) or "no such table" in str(failure):  # emptied, or removed
+            self._cache = self._open()
         return None
 
 
 class _ForeignRowError(Exception):
-    """A row that this class did not write."""
+    """A row that ``DiskCache`` did not write."""
 
 
-# What a full disk, another process, or whoever else wrote into the folder can bring about.
+# Effects of a full disk, another process, or another writer in the folder.
 _FAILURES = (OSError, sqlite3.Error, diskcache.Timeout, _ForeignRowError, ValueError, TypeError, KeyError)
 
 
 def _is_damage(error: Exception) -> bool:
-    """Whether a database is none, or no longer one."""
+    """Whether a file is not a database, or no longer one."""
     code = getattr(error, "sqlite_errorcode", None)
     return code is not None and code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 def _set_aside(folder: Path) -> None:
-    """Rename a damaged database, its log first, which would be read into a new one."""
+    """Rename a damaged database; its log first, which a new one would read."""
     for suffix in ("-wal", "-shm", ""):
         database = folder / f"{diskcache.core.DBNAME}{suffix}"
         with suppress(OSError):
             database.replace(f"{database}.damaged")
 
 
-# All of them: what is left out, diskcache takes from the database.
+# All settings: diskcache takes missing ones from the database.
 _SETTINGS: dict[str, Any] = {
     **{name: value for name, value in DEFAULT_SETTINGS.items() if name != "size_limit"},
     "eviction_policy": "least-recently-stored",  # the only one whose reads do not write
@@ -134,7 +134,7 @@ _SETTINGS: dict[str, Any] = {
 
 
 class _BytesDisk(diskcache.Disk):  # type: ignore[misc]  # diskcache has no types
-    """Keys are text and values bytes, inside the database; whatever else a row holds is refused unread."""
+    """Keys are text and values bytes, inside the database; any other row is refused unread."""
 
     def put(self, key: Any) -> tuple[str, bool]:
         if type(key) is not str:
@@ -160,16 +160,18 @@ class _BytesDisk(diskcache.Disk):  # type: ignore[misc]  # diskcache has no type
         _refuse("file", type(value))
 
     def remove(self, file_path: Any) -> None:
-        """Nothing: no row of ours has a file, and another's may name any file of the user."""
+        """Remove nothing: no row of ``DiskCache`` has a file, and a foreign one may name any file of the user."""
 
 
 def _refuse(what: str, kind: type) -> NoReturn:
     raise _ForeignRowError(f"Expected a text key and a value of bytes inside the database, got a {what} of {kind}.")
 
 
-def _expect_usable(folder: Path) -> None:
-    """A look at an existing database before diskcache sees it, which would wait a minute for a lock, and which takes
-    settings from it that it writes into SQL statements."""
+def _check_usable(folder: Path) -> None:
+    """Check an existing database before diskcache opens it.
+
+    diskcache would wait a minute for a lock, and writes settings of the database into SQL statements.
+    """
     database = folder / diskcache.core.DBNAME
     if not database.exists():
         return
@@ -190,16 +192,16 @@ def _digest(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-def _framed(key: str, value: bytes) -> bytes:
-    named = key.encode()
-    body = len(named).to_bytes(4, "big") + named + value
+def _frame(key: str, value: bytes) -> bytes:
+    encoded = key.encode()
+    body = len(encoded).to_bytes(4, "big") + encoded + value
     return _FRAME + hashlib.sha256(body).digest() + body
 
 
-def _unframed(key: str, frame: bytes) -> bytes | None:
-    """The value, if the frame is whole and says that it belongs to the key."""
-    named = key.encode()
+def _unframe(key: str, frame: bytes) -> bytes | None:
+    """Return the value of a frame that is whole and names the key; else None."""
+    encoded = key.encode()
     body = frame[len(_FRAME) + _DIGEST_SIZE :]
-    head = len(named).to_bytes(4, "big") + named
+    head = len(encoded).to_bytes(4, "big") + encoded
     is_ours = frame == _FRAME + hashlib.sha256(body).digest() + body and body.startswith(head)
     return body[len(head) :] if is_ours else None

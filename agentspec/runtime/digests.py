@@ -1,12 +1,11 @@
-"""Files that are kept between processes with their digests beside them, and checked before they are used.
+"""Check files that are kept between processes against their digests before they are used.
 
-A manifest names files of its own folder with their sha256. What is promised: a file that was changed, cut off or
-exchanged through the file system is found out before it is used, whatever its size. A file whose size, inode and times
-(that of its last change among them, which no program can set) are those of its last check is not read again, so that a
-model of 500 MB costs nothing; what a failing disk changes behind the file system's back is not found then.
+A manifest names files of its own folder with their sha256. Invariant: a file that was changed, truncated or replaced
+through the file system is detected before it is used, whatever its size. A file is not read again while its size, inode
+and times are those of its last check (no program can set the time of the last change), so a model of 500 MB costs
+nothing. A change that a failing disk makes without the file system is not detected then.
 
-All is written to be whole after a crash: synced, and renamed into place. Who could write into the folder is a matter of
-``folders.py``.
+Every write is whole after a crash: synced, and renamed into place. ``paths.py`` checks who may write to the folder.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 _FORMAT = "agentspec digests 1"
-_SETTLED_NS = 2 * 10**9  # a file may change twice within one tick of its clock: what is younger is read again
+_SETTLED_NS = 2 * 10**9  # a file may change twice within one tick of its clock: younger ones are read again
 
 
 def seal(manifest: Path, files: Iterable[Path]) -> None:
-    """Sync ``files`` (of the manifest's folder), take from others the right to write, and write their manifest."""
+    """Sync ``files`` (of the manifest's folder), deny others to write to them, and write their manifest."""
     entries: dict[str, Any] = {}
     for file in files:
         file.chmod(stat.S_IMODE(file.stat().st_mode) & ~0o022)
@@ -36,7 +35,7 @@ def seal(manifest: Path, files: Iterable[Path]) -> None:
 
 
 def is_intact(manifest: Path, *needed: str) -> bool:
-    """Whether a manifest is there, names files, the ``needed`` among them, and all are as they were sealed."""
+    """Whether the manifest exists and names files, the ``needed`` among them, and all are as they were sealed."""
     try:
         _stamp(manifest)
         kept = json.loads(manifest.read_text())
@@ -50,16 +49,16 @@ def is_intact(manifest: Path, *needed: str) -> bool:
         }
         if any(not known[name] and sha256(manifest.with_name(name)) != entries[name]["sha256"] for name in entries):
             return False
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # not there, or not a manifest
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # missing, or not a manifest
         return False
     if not all(known.values()):
-        with suppress(OSError):  # a folder that is read-only: all is read again at the next time
+        with suppress(OSError):  # in a read-only folder, all files are read again at the next check
             _write(manifest, {name: {**entry, "stamp": stamps[name]} for name, entry in entries.items()})
     return True
 
 
 def sha256(file: Path) -> str:
-    """The sha256 of a file's content."""
+    """Return the sha256 of a file's content."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
@@ -83,14 +82,14 @@ def _write(manifest: Path, entries: dict[str, Any]) -> None:
 
 
 def _within(manifest: Path, name: str) -> Path:
-    """A file beside the manifest. Raises ``ValueError`` for another place."""
+    """Return the path of a file beside the manifest; raise ``ValueError`` for another place."""
     if name in ("", ".", "..") or Path(name).name != name:
         raise ValueError(f"Expected a file beside {manifest}, got {name!r}.")
     return manifest.with_name(name)
 
 
 def _stamp(file: Path) -> list[int]:
-    """Size, times and inode of a file. Raises ``ValueError`` for what is no plain file, or others' to write to."""
+    """Return size, times and inode of a plain file that only the user may write; raise ``ValueError`` for another."""
     found = file.lstat()
     is_own = not hasattr(os, "getuid") or (found.st_uid == os.getuid() and not found.st_mode & 0o022)
     if not stat.S_ISREG(found.st_mode) or not is_own:

@@ -1,4 +1,4 @@
-"""Where agentspec keeps files, and who may enter."""
+"""Folders of agentspec's files, and checks of their owners and modes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ _MOST_LINKS = 40  # on the way to a folder, as Linux allows
 
 
 def root() -> Path:
-    """The folder of everything that agentspec keeps: ``$AGENTSPEC_CACHE``, or ``agentspec`` in the user's cache.
+    """Return the root of all folders of agentspec: ``$AGENTSPEC_CACHE``, or ``agentspec`` in the user's cache.
 
-    A relative ``$XDG_CACHE_HOME`` is ignored, as the XDG specification says. Raises ``CacheError`` for a user without a
-    home.
+    A relative ``$XDG_CACHE_HOME`` is ignored, as the XDG specification says.
+
+    Raises:
+        CacheError: for a user without a home directory.
     """
     try:
         if named := os.environ.get(CACHE_VARIABLE):
@@ -37,9 +39,10 @@ def root() -> Path:
 
 
 def own_folder(folder: Path) -> Path:
-    """Return a folder of the user's own, made with mode 0700 where it is missing, as all above it that are.
+    """Return a folder of the user's own; make it and missing folders above it with mode 0700.
 
-    Raises ``CacheError`` as ``check_own`` does: for the folder, and for all that lies between it and ``root()``.
+    Raises:
+        CacheError: as ``check_own``, for the folder and for all between it and ``root()``.
     """
     top = _top()
     for path in (*reversed(folder.absolute().parents), folder):
@@ -51,7 +54,7 @@ def own_folder(folder: Path) -> Path:
 
 
 def _top() -> Path:
-    """``root()``, or a place that nothing lies below."""
+    """Return ``root()``, or a path that nothing lies below."""
     try:
         return root()
     except CacheError:
@@ -59,17 +62,20 @@ def _top() -> Path:
 
 
 def check_own(folder: Path) -> None:
-    """Raise ``CacheError`` where another user could change what is found in a folder.
+    """Check that no other user can change the content of a folder.
 
-    It belongs to the user, and nobody else may write to it. Whatever is passed on the way there, folders and symbolic
-    links, belongs to the user or the system; others may write only to what is sticky, as /tmp is.
+    It must belong to the user, and no other user may write to it. Folders and symbolic links on the way there must
+    belong to the user or the system; others may write only to sticky ones, as /tmp is.
+
+    Raises:
+        CacheError: otherwise.
     """
     if not hasattr(os, "getuid"):  # no owners and modes to look at
         return
     *way, (path, found) = _way(folder)
     for step, passed in way:
         if problem := _problem_on_the_way(passed):
-            raise CacheError(f"The cache folder {folder} lies behind {step}, which {problem}. {_advice(step)}")
+            raise CacheError(f"The cache folder {folder} lies below {step}, which {problem}. {_advice(step)}")
     if found.st_uid != os.getuid() or found.st_mode & _WRITE_OF_OTHERS:
         raise CacheError(
             f"The cache folder {path} must belong to you, and only you may write to it: it belongs to uid "
@@ -78,7 +84,11 @@ def check_own(folder: Path) -> None:
 
 
 def check_private(folder: Path) -> None:
-    """Raise ``CacheError`` for a folder that is not the user's own, or that others may enter."""
+    """Check that a folder is the user's own, and that no other user may enter it.
+
+    Raises:
+        CacheError: otherwise.
+    """
     check_own(folder)
     mode = stat.S_IMODE(folder.stat().st_mode)
     if hasattr(os, "getuid") and mode & 0o077:
@@ -89,12 +99,12 @@ def check_private(folder: Path) -> None:
 
 def _advice(path: Path) -> str:
     return (
-        f"Say `chmod 700 {path}` if it is yours and you trust what is in it, or set {CACHE_VARIABLE} to another folder."
+        f"Run `chmod 700 {path}` if it is yours and you trust what is in it, or set {CACHE_VARIABLE} to another folder."
     )
 
 
 def _way(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Each folder and symbolic link that is passed on the way to a folder, and the folder itself at last."""
+    """Yield each folder and symbolic link on the way to a folder, and the folder itself at last."""
     names, links, at = [*reversed(folder.absolute().parts[1:])], 0, Path(folder.absolute().anchor)
     yield at, at.lstat()
     while names:
@@ -118,8 +128,8 @@ def _way(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def _problem_on_the_way(found: os.stat_result) -> str | None:
-    """What lets another user lead the way elsewhere; None where nothing does."""
-    system = (0, Path("/").stat().st_uid)  # in a container of one user, / is another's who is nobody there
+    """Return what lets another user redirect the path here; None if nothing does."""
+    system = (0, Path("/").stat().st_uid)  # in a container with one user, / belongs to an unmapped uid
     if found.st_uid not in (os.getuid(), *system):
         return f"belongs to uid {found.st_uid}"
     if stat.S_ISLNK(found.st_mode) or found.st_mode & stat.S_ISVTX:
@@ -129,8 +139,8 @@ def _problem_on_the_way(found: os.stat_result) -> str | None:
 
 
 def _is_of_one(group: int) -> bool:
-    """Whether a group is root's, or that of the user alone: many systems give each user one, and make it writable."""
-    import grp  # here, for there is none on Windows
+    """Whether a group is root's or the user's alone: many systems give each user one, and make it writable."""
+    import grp  # not available on Windows
     import pwd
 
     try:

@@ -1,9 +1,9 @@
-"""Fewer threads compute while other processes keep the cores busy.
+"""Compute with fewer threads while other processes keep the cores busy.
 
-A team waits for its slowest thread, and libgomp waits by spinning. Where another process runs on a core of the team,
-each of the hundreds of parallel regions of a pass may wait for a time slice of milliseconds, and what spins meanwhile
-uses up the team's own share. One thread on a busy machine is then many times as fast as two. ``ThreadBudget`` looks at
-how busy the cores are with other processes, and sets the number of threads of the thread that asks it.
+A team waits for its slowest thread, and libgomp waits by spinning. If another process runs on a core of the team, each
+of the hundreds of parallel regions of a pass may wait for a time slice of milliseconds. The spinning threads meanwhile
+use up the team's own share: one thread on a busy machine is then many times as fast as two. ``ThreadBudget`` measures
+how busy other processes keep the cores, and sets the number of threads of the calling thread.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from pathlib import Path
 import torch
 
 WINDOW_S = 0.2
-"""Seconds over which processor time is compared: the system counts it in hundredths."""
+"""Seconds over which processor time is compared; the system counts it in hundredths."""
 
 _STAT = Path("/proc/stat")
 _USER, _NICE, _SYSTEM, _IRQ, _SOFTIRQ, _STEAL = 0, 1, 2, 5, 6, 7  # columns of a core's line
-_LEAVE, _RETURN = 0.5, 0.3  # shares of a core in use by others from which on it is left, up to which it is used again
+_LEAVE, _RETURN = 0.5, 0.3  # a core is left above, used again below this share in use by others
 
 _log = logging.getLogger("agentspec")
 
@@ -37,8 +37,8 @@ class Times:
 
     Args:
         at: seconds of ``time.perf_counter``.
-        cores: how many they are.
-        busy: seconds that they were busy since the machine started, without processes that give way.
+        cores: number of these cores.
+        busy: seconds of use since the machine started, without processes of lower priority than this one.
         own: of these, seconds of this process.
     """
 
@@ -49,7 +49,7 @@ class Times:
 
 
 def read_times() -> Times | None:
-    """Processor time until now; None where the system does not count it by core (Linux does)."""
+    """Read the processor time until now; None on a system that does not count it by core (Linux does)."""
     try:
         cores = {f"cpu{core}" for core in os.sched_getaffinity(0)}
         lines = [line.split() for line in _STAT.read_text().splitlines() if line.startswith("cpu")]
@@ -65,7 +65,7 @@ def read_times() -> Times | None:
 
 @functools.cache
 def _openmp() -> Callable[[int], None] | None:
-    """Sets the number of threads of the calling thread, in the OpenMP that torch has loaded; None without one."""
+    """Return what sets the calling thread's number of threads in the OpenMP that torch loaded; None without one."""
     try:
         function = ctypes.CDLL(None).omp_set_num_threads
     except (OSError, AttributeError, TypeError):
@@ -76,12 +76,12 @@ def _openmp() -> Callable[[int], None] | None:
 
 
 class ThreadBudget:
-    """How many threads a thread may compute with now: as many as torch gives it, or as few as there are idle cores.
+    """The number of threads to compute with now: torch's own, or that of the idle cores if there are fewer.
 
-    Only what does not depend on the number of threads should ask: products of torch round otherwise on others.
+    Only for results that do not depend on the number of threads: products of torch round differently on other numbers.
 
     Args:
-        read: gives the processor time until now.
+        read: returns the processor time until now.
     """
 
     def __init__(self, read: Callable[[], Times | None] = read_times) -> None:
@@ -92,7 +92,7 @@ class ThreadBudget:
         self._free = math.inf
 
     def apply(self) -> int:
-        """Set the number of threads of the calling thread, by the load of the last moments; returns it."""
+        """Set the number of threads of the calling thread by the recent load; return it."""
         team: int | None = getattr(self._of_thread, "team", None)
         if team is None:
             team = self._of_thread.team = self._of_thread.now = torch.get_num_threads()
@@ -104,17 +104,17 @@ class ThreadBudget:
         return now
 
     def renew_lock(self) -> None:
-        """Replace the lock: another thread of the parent may hold it, and no such thread is in a forked child."""
+        """Replace the lock in a forked child: its holder, another thread of the parent, does not exist here."""
         self._lock = threading.Lock()
 
     def threads(self, team: int) -> int:
-        """How many of a team of threads find a core now; at least one."""
+        """Return how many of a team of threads find an idle core now, at least one."""
         with self._lock:
             if team > 1 and self._last is not None and time.perf_counter() - self._last.at >= WINDOW_S:
-                self._look(self._last, self._read())
+                self._measure(self._last, self._read())
             return max(1, min(team, math.floor(min(self._free, team))))
 
-    def _look(self, before: Times, now: Times | None) -> None:
+    def _measure(self, before: Times, now: Times | None) -> None:
         self._last = now
         if now is None or now.own < before.own or now.at - before.at < WINDOW_S:  # a fork begins again at 0
             return
@@ -129,7 +129,7 @@ class ThreadBudget:
 
 
 BUDGET = ThreadBudget()
-"""That of this process; it begins to look as it is imported."""
+"""The budget of this process; it measures from its import on."""
 
 if hasattr(os, "register_at_fork"):  # not on Windows; ``threads.in_forked_child`` imports this module
     os.register_at_fork(after_in_child=BUDGET.renew_lock)

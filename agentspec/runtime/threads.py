@@ -1,10 +1,9 @@
-"""Work for a thread that ends with it, objects that one thread at a time may use, and where a thread is.
+"""Short-lived compute threads, locks of objects that one thread at a time may use, and stacks of threads.
 
-On the CPU, torch gives each thread that computes a team of helpers, which stays as long as that thread. Where there are
-more of these than cores (the thread that loaded a model has some, and the engine's worker has others), libgomp lets
-all of them sleep between two kernels, and waking them made every pass of a small model 1.4 times as long. So what
-computes elsewhere than in the worker (loading, measuring, the first mask of a grammar) does it in a thread that takes
-its team along when it ends.
+On the CPU, torch gives each thread that computes a team of helpers, which lives as long as that thread. The thread that
+loaded a model has a team, and the engine's worker has another. With more of them than cores, libgomp lets all of them
+sleep between two kernels; waking them made every pass of a small model 1.4 times as long. Work outside of the worker
+(loading, measuring, the first mask of a grammar) therefore runs in a thread of its own, whose team ends with it.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from agentspec.runtime.thread_budget import BUDGET
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_FRAMES = 12  # of a stack, that are shown
+_FRAMES = 12  # shown of a stack
 
 
 class OverdueError(Exception):
     """Work did not end in time; it goes on in its thread.
 
     Args:
-        thread: that works.
+        thread: still at work.
     """
 
     def __init__(self, thread: threading.Thread) -> None:
@@ -39,7 +38,7 @@ class OverdueError(Exception):
 
 
 def apart(function: Callable[P, T]) -> Callable[P, T]:
-    """The same function, which computes in a thread of its own; its caller waits for the result or the exception."""
+    """Let a function compute in a thread of its own; its caller waits for the result or the exception."""
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -52,13 +51,13 @@ def run_apart(work: Callable[[], T], name: str, timeout_s: float | None = None, 
     """Compute in a thread of its own; return the result, or raise the exception.
 
     Args:
-        work: computes.
+        work: function to call.
         name: of the thread.
         timeout_s: seconds to wait; None for no bound.
         on_idle_cores: whether ``BUDGET`` sets the number of threads; only for results that do not depend on it.
 
     Raises:
-        OverdueError: where the result is not there by then. A thread cannot be ended: this one goes on.
+        OverdueError: without a result by then. A thread cannot be ended: this one goes on.
     """
     results: list[T] = []
     errors: list[BaseException] = []
@@ -68,7 +67,7 @@ def run_apart(work: Callable[[], T], name: str, timeout_s: float | None = None, 
             if on_idle_cores:
                 BUDGET.apply()
             results.append(work())
-        except BaseException as error:  # handed on to the caller
+        except BaseException as error:  # raised in the caller
             errors.append(error)
 
     thread = threading.Thread(target=compute, name=f"agentspec {name}", daemon=True)
@@ -82,7 +81,7 @@ def run_apart(work: Callable[[], T], name: str, timeout_s: float | None = None, 
 
 
 def stack_of(thread: threading.Thread | None) -> str:
-    """Return where a thread is, as the last lines of a traceback; say so where it is nowhere."""
+    """Return the stack of a thread as the last lines of a traceback; state it if the thread has ended."""
     frame = sys._current_frames().get(thread.ident) if thread is not None and thread.ident is not None else None
     return "  (the thread has ended)" if frame is None else "".join(traceback.format_stack(frame)[-_FRAMES:]).rstrip()
 
@@ -100,7 +99,7 @@ def exclusive(attribute: str | None = None) -> Callable[[Callable[P, T]], Callab
     """Let a method run in one thread at a time.
 
     Args:
-        attribute: names the attribute of ``self`` that must not be used twice at once; None for ``self``.
+        attribute: name of the attribute of ``self`` that one thread at a time may use; None for ``self``.
     """
 
     def decorate(method: Callable[P, T]) -> Callable[P, T]:
@@ -115,13 +114,13 @@ def exclusive(attribute: str | None = None) -> Callable[[Callable[P, T]], Callab
 
 
 def in_forked_child(forget: Callable[[], None]) -> None:
-    """Call a function in every child that this process is forked into: it forgets threads and locks of the parent."""
+    """Register a function for every forked child: it drops threads and locks of the parent."""
     if hasattr(os, "register_at_fork"):  # not on Windows, where nothing is forked
         os.register_at_fork(after_in_child=forget)
 
 
 def _forget_locks() -> None:
-    """Another thread of the parent may hold one; no such thread is in the child."""
+    """Drop all locks: their holders, other threads of the parent, do not exist in the child."""
     global _locks
     _locks = WeakKeyDictionary()
 

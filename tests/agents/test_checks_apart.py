@@ -49,6 +49,23 @@ async def test_a_task_checks_its_texts_in_another_thread(searchers: list[threadi
     engine.close()
 
 
+async def test_a_task_compiles_its_schema_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[threading.Thread] = []
+    compiled = validation.validator
+    monkeypatch.setattr(
+        validation, "validator", lambda source: (found.append(threading.current_thread()), compiled(source))[1]
+    )
+    known = tokenizer()
+    script = known.encode('{"x": "aa"}' + END, add_special_tokens=False)
+    engine = LocalEngine(SpeculativeDecoder(ScriptedModel(len(known), 2, script)), known)
+    request = Request([1, 2], SamplingParams(temperature=0, max_tokens=60), Grammar.json_schema(SCHEMA), validate=True)
+    deltas = [delta async for delta in engine.astream(request)]
+    assert deltas[-1].invalid is None
+    assert found
+    assert threading.current_thread() not in found
+    engine.close()
+
+
 @pytest.mark.parametrize("streams", [False, True])
 async def test_a_task_checks_its_calls_in_another_thread(searchers: list[threading.Thread], streams: bool) -> None:
     engine, _ = answering([(r"", call("probe", '{"x": "ba"}'))])

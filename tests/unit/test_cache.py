@@ -101,7 +101,7 @@ def test_whole_directories_of_diskcache_itself_are_misses(folder: Path, tmp_path
 
 def test_files_that_a_row_names_are_neither_read_nor_removed(folder: Path, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
-    secret.write_bytes(module._framed("key", b"value"))
+    secret.write_bytes(module._frame("key", b"value"))
     DiskCache(folder).set("key", b"value")
     change(folder, "UPDATE Cache SET mode = 2, value = NULL, filename = '../secret'")
     cache = DiskCache(folder, size_limit=1)

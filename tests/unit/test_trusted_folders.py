@@ -135,7 +135,7 @@ def test_what_leads_to_the_cache_is_the_users_or_the_systems(cache: Path, monkey
     owned_by(monkeypatch, {cache.parent: 0})
     own_folder(cache)
     owned_by(monkeypatch, {cache.parent: ME + 7})
-    refused(cache, f"lies behind {cache.parent}, which belongs to uid {ME + 7}")
+    refused(cache, f"lies below {cache.parent}, which belongs to uid {ME + 7}")
 
 
 def test_links_are_followed_and_judged(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

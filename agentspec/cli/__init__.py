@@ -16,15 +16,15 @@ COMMANDS = {
     "report": "percentiles over files of runs, and one file against another",
     "verify": "check that speculation is exact on a model, on this machine",
     "bench": "time a model with speculation on and off",
-    "doctor": "tell what this installation can do, and what to do about the rest",
+    "doctor": "show what this installation can do, and what to do about the rest",
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Carry out a command; its exit status.
+    """Run a command; return its exit status.
 
     Args:
-        arguments: of the command line; None for those of the process.
+        arguments: of the command line; None for those of this process.
     """
     parser = argparse.ArgumentParser(prog="agentspec", description="Exact speculative decoding for LangChain agents.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
@@ -32,22 +32,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         module = import_module(f"agentspec.cli.{name}")
         command = commands.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".")
         module.add(command)
-        command.set_defaults(carry_out=module.run)
+        command.set_defaults(execute=module.run)
     parsed = parser.parse_args(arguments)
     try:
-        status: int = parsed.carry_out(parsed)
+        status: int = parsed.execute(parsed)
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # whoever read our output has seen enough
+    except BrokenPipeError:  # the reader of the output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (AgentSpecError, OSError) as error:
-        print(f"agentspec {parsed.command}: {visible(_said(error), lines=True)}", file=sys.stderr)
+        print(f"agentspec {parsed.command}: {visible(_describe(error), lines=True)}", file=sys.stderr)
         return 2
 
 
-def _said(error: AgentSpecError | OSError) -> str:
-    """An error in words; of a file, what it is and why."""
+def _describe(error: AgentSpecError | OSError) -> str:
+    """Describe an error; for a file, by its name and the reason."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
     return str(error)

@@ -1,4 +1,4 @@
-"""``agentspec bench``: speculation on against off, on a few short tasks, interleaved."""
+"""``agentspec bench``: time speculation on against off, on a few short tasks, interleaved."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import statistics
 
-from agentspec.cli.engines import TASKS, Task, add_model, at_least_one, engine_of
+from agentspec.cli.engines import TASKS, Task, add_model, at_least_one, make_engine
 from agentspec.engine.local import LocalEngine
 from agentspec.engine.request import Completion, Request
 from agentspec.report.compare import ratio_interval
@@ -22,8 +22,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print medians and ratios; 1 where speculation changed a text."""
-    engine = engine_of(arguments)
+    """Print medians and ratios; return 1 if speculation changed a text."""
+    engine = make_engine(arguments)
     try:
         print(f"{visible(arguments.model)}, draft {visible(arguments.draft or 'by look-up')}, greedy, prompts cached")
         print(f"{'':<9}{'tokens':>7}{'calls':>7}{'off, s':>9}{'on, s':>9}{'off / on':>10}  95% interval")
@@ -35,14 +35,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _measure(engine: LocalEngine, task: Task, repeats: int, tokens: int) -> bool:
-    """Print one task's line; whether on and off said the same."""
+    """Print the line of a task; return whether its texts are the same on and off."""
     request = task.request(engine, SamplingParams(temperature=0, max_tokens=tokens))
-    said = {_decode(engine, request, on).tokens for on in (False, True)}  # not timed: these fill the caches
+    texts = {_decode(engine, request, on).tokens for on in (False, True)}  # not timed: these fill the caches
     pairs = []
     for repeat in range(repeats):
         order = (False, True) if repeat % 2 == 0 else (True, False)
         found = {on: _decode(engine, request, on) for on in order}
-        said |= {completion.tokens for completion in found.values()}
+        texts |= {completion.tokens for completion in found.values()}
         pairs.append((found[False].stats.total_s, found[True].stats.total_s))
     last = found[True]
     off, on = (statistics.median(column) for column in zip(*pairs, strict=True))
@@ -52,7 +52,7 @@ def _measure(engine: LocalEngine, task: Task, repeats: int, tokens: int) -> bool
     counts = f"{len(last.tokens):>7}{last.stats.target_calls:>7}"
     ratio = statistics.geometric_mean(ratios)
     print(f"{task.name:<9}{counts}{off:>9.3f}{on:>9.3f}{ratio:>10.2f}  {interval}", flush=True)
-    return len(said) == 1
+    return len(texts) == 1
 
 
 def _decode(engine: LocalEngine, request: Request, is_on: bool) -> Completion:

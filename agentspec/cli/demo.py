@@ -1,4 +1,4 @@
-"""``agentspec demo``: an agent with three tools on the embedded model, and where its time went."""
+"""``agentspec demo``: run an agent with three tools on the embedded model, and show where its time went."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run it; 1 where speculation changed what was said.
+    """Run the demo; return 1 if speculation changed a text.
 
     Raises:
         InvalidRequestError: without the package ``langchain``, whose agents the demo runs.
-        ModelLoadError: where the embedded model can be neither found nor fetched.
+        ModelLoadError: if the embedded model can be neither found nor fetched.
     """
     try:
         from langchain_agentspec import demo

@@ -1,4 +1,4 @@
-"""``agentspec doctor``: what this installation can do, and what to do about what it cannot. Never fails."""
+"""``agentspec doctor``: show what this installation can do, and what to do about the rest. It never fails."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EXTRAS = {
     "matplotlib": "plots of the examples: pip install 'langchain-agentspec[examples]'",
 }
 NEEDED_BYTES = 750 * 2**20
-"""What the embedded model takes while it is installed."""
+"""Disk space that the installation of the embedded model needs."""
 
 Finding = tuple[str, str]
 
@@ -40,22 +40,22 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what there is; always 0."""
+    """Print the findings; return 0."""
     checks: list[Callable[[], Iterator[Finding]]] = [_versions, _device, _cache, _kernels, _model, _extras]
     if not arguments.no_load:
         checks.append(_memory)
     for check in checks:
-        for name, told in _tried(check):
-            print(f"{name:<18}{visible(told, lines=True)}")
+        for name, text in _findings(check):
+            print(f"{name:<18}{visible(text, lines=True)}")
     return 0
 
 
-def _tried(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
-    """What a check finds; its own failure is a finding too."""
+def _findings(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    """Yield the findings of a check; its own failure is a finding too."""
     try:
         yield from check()
-    except Exception as error:  # whatever is broken here is what the doctor was called for
-        yield check.__name__.strip("_"), f"could not be told: {error!r}"
+    except Exception as error:  # a broken part must not end the other checks
+        yield check.__name__.strip("_"), f"failed: {error!r}"
 
 
 def _versions() -> Iterator[Finding]:
@@ -87,13 +87,13 @@ def _kernels() -> Iterator[Finding]:
 def _cache() -> Iterator[Finding]:
     folder = root()
     if not folder.exists():
-        yield "cache", f"{folder}, which will be made; {CACHE_VARIABLE} names another"
+        yield "cache", f"{folder}, will be made; {CACHE_VARIABLE} names another"
         return
     mode = stat.S_IMODE(folder.stat().st_mode)
     yield "cache", f"{folder}, mode {mode:04o}; {CACHE_VARIABLE} names another"
-    for part, expect in (("", check_own), ("kernels", check_own), ("entries", check_private)):
+    for part, check in (("", check_own), ("kernels", check_own), ("entries", check_private)):
         if (folder / part).exists():
-            yield from _refused(folder / part, expect)
+            yield from _refusals(folder / part, check)
     if not os.access(folder, os.W_OK):
         yield "", f"it cannot be written: change its mode, or set {CACHE_VARIABLE}"
     free = shutil.disk_usage(folder).free
@@ -101,17 +101,17 @@ def _cache() -> Iterator[Finding]:
     yield "disk", f"{free / 2**30:.1f} GiB free{advice}"
 
 
-def _refused(folder: Path, expect: Callable[[Path], None]) -> Iterator[Finding]:
+def _refusals(folder: Path, check: Callable[[Path], None]) -> Iterator[Finding]:
     try:
-        expect(folder)
+        check(folder)
     except CacheError as error:
         yield "", f"it will be refused: {error}"
 
 
 def _model() -> Iterator[Finding]:
     state = "damaged" if (root() / embedded.folder_name()).exists() else "missing"
-    told = f"{state}; `python -m agentspec.models.embedded` fetches it (93 MB, once)"
-    yield "embedded model", "present" if embedded.is_present() else told
+    missing = f"{state}; `python -m agentspec.models.embedded` fetches it (93 MB, once)"
+    yield "embedded model", "present" if embedded.is_present() else missing
 
 
 def _extras() -> Iterator[Finding]:
@@ -121,12 +121,12 @@ def _extras() -> Iterator[Finding]:
 
 
 def _memory() -> Iterator[Finding]:
-    """The bound of the KV cache, as the embedded model has it here; it is not fetched for that."""
+    """Report the bound of the KV cache of the embedded model, if it is present: it is not fetched here."""
     if not embedded.is_present():
         return
     model, _ = embedded.load()
     model.next_logits([[1, 2]], [1])
-    yield "loads", f"yes, {model.dtype} on {model.device}; cached scores equal uncached ones"
+    yield "loads", f"yes, {model.dtype} on {model.device}; cached logits equal uncached ones"
     yield "KV cache", str(model.kv.memory)
 
 

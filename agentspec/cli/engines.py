@@ -1,4 +1,4 @@
-"""What ``verify`` and ``bench`` have in common: an engine by name, and texts to ask it for."""
+"""Common parts of ``verify`` and ``bench``: an engine by name, and tasks for it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _LIST = "lamp 40, desk 120, chair 75, shelf 60, sofa 900, stool 35, mirror 80, c
 
 @dataclass(frozen=True)
 class Task:
-    """A text to ask for.
+    """A text to request.
 
     Args:
-        name: for people.
-        question: of the user.
-        grammar: what the answer must be; None for anything.
+        name: shown in tables.
+        question: message of the user.
+        grammar: of the answer; None for any text.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Task:
     grammar: Grammar | None = None
 
     def request(self, engine: LocalEngine, params: SamplingParams) -> Request:
-        """The request, in the form of the engine's own model."""
+        """Return the request, in the chat format of the engine's model."""
         tokenizer = engine.tokenizer
         if getattr(tokenizer, "chat_template", None):
             prompt = ChatFormat(tokenizer).render([{"role": "user", "content": self.question}])
@@ -61,25 +61,25 @@ TASKS = (
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """Declare which engine is meant."""
+    """Declare the arguments that choose an engine."""
     parser.add_argument("--model", default=EMBEDDED, help="target: 'embedded', a directory, or a hub name")
     parser.add_argument("--draft", help="draft model, named likewise; without one, look-up alone drafts")
     parser.add_argument("--device", help="'cpu' or 'cuda'; CUDA where there is one")
     parser.add_argument("--dtype", help="float32, bfloat16 or float16; float32 on the CPU, bfloat16 elsewhere")
 
 
-def engine_of(arguments: argparse.Namespace) -> LocalEngine:
-    """A new engine.
+def make_engine(arguments: argparse.Namespace) -> LocalEngine:
+    """Load the engine that the arguments choose.
 
     Raises:
         ModelLoadError: for a model that cannot be loaded.
-        IncompatiblePairError: for a draft that has too few tokens in common with the target.
+        IncompatiblePairError: for a draft with too few tokens in common with the target.
     """
     return load_engine(PairSpec(arguments.model, arguments.draft, arguments.device, arguments.dtype))
 
 
 def at_least_one(text: str) -> int:
-    """A count, for argparse."""
+    """Parse a count of 1 or more, for argparse."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"expected 1 or more, got {value}")

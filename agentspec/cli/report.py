@@ -1,4 +1,4 @@
-"""``agentspec report``: many runs at once, one file of them against another, and views of a single run."""
+"""``agentspec report``: summarise files of runs, compare two of them, and write views of a single run."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the report; 1 where a file holds no run that can be read, 2 where that is because it is not JSON at all.
+    """Print the report; return 1 if a file holds no readable run, 2 if it is not JSON at all.
 
     Raises:
         OSError: for a file that cannot be opened or written.
-        InvalidRequestError: for the number of a run that there is not.
+        InvalidRequestError: for a run number that does not exist.
     """
     files = [_File(path, *read_runs(path)) for path in (arguments.a, arguments.b) if path is not None]
     comparison = None
@@ -52,9 +52,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(_as_json(files, comparison), indent=2))
     else:
-        print(visible("\n\n".join(_told(file) for file in files), lines=True))
+        print(visible("\n\n".join(_summary(file) for file in files), lines=True))
         if comparison is not None:
-            print(visible(f"\n{_compared(files, comparison)}", lines=True))
+            print(visible(f"\n{_comparison_table(files, comparison)}", lines=True))
     _write(files[0], arguments)
     empty = [file for file in files if not file.runs]
     if any(all(problem.endswith("not JSON") for problem in file.problems) for file in empty):
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _write(file: _File, arguments: argparse.Namespace) -> None:
-    """The views of one run."""
+    """Write the views of one run."""
     if not file.runs or (arguments.html is None and arguments.trace is None):
         return
     number = len(file.runs) if arguments.run is None else arguments.run
@@ -80,8 +80,8 @@ def _write(file: _File, arguments: argparse.Namespace) -> None:
         print(f"\nRun {number} of {len(file.runs)} written: {visible(', '.join(written))}")
 
 
-def _told(file: _File) -> str:
-    """A file's runs, and what is wrong with its other lines."""
+def _summary(file: _File) -> str:
+    """Return the percentiles of a file's runs, and what is wrong with its other lines."""
     count = len(file.runs)
     lines = [f"{visible(file.path)}: {count} run{'' if count == 1 else 's'}"]
     lines += [f"  not read, {visible(problem)}" for problem in file.problems]
@@ -91,7 +91,7 @@ def _told(file: _File) -> str:
     return "\n".join(lines)
 
 
-def _compared(files: Sequence[_File], comparison: Comparison) -> str:
+def _comparison_table(files: Sequence[_File], comparison: Comparison) -> str:
     a, b = (file.path for file in files)
     how = "not paired: the numbers of runs differ"
     if comparison.paired_by is not None:
@@ -108,12 +108,12 @@ def _compared(files: Sequence[_File], comparison: Comparison) -> str:
         for ratio in comparison.ratios
     ]
     head = ("seconds", "n", "A p50", "B p50", "A / B", f"{comparison.confidence:.0%} interval")
-    told = f"A is {a}, B is {b}: {how}\nA / B is a geometric mean, above 1 B is faster; {comparison.method}"
-    return "\n".join([told, *_columns([head, *rows])])
+    intro = f"A is {a}, B is {b}: {how}\nA / B is a geometric mean, above 1 B is faster; {comparison.method}"
+    return "\n".join([intro, *_columns([head, *rows])])
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table: words to the left, numbers to the right."""
+    """Lay out a table: words to the left, numbers to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join([row[0].ljust(widths[0]), *(cell.rjust(n) for cell, n in zip(row[1:], widths[1:], strict=True))])
@@ -122,7 +122,7 @@ def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _as_json(files: Sequence[_File], comparison: Comparison | None) -> dict[str, object]:
-    told = [
+    summaries = [
         {
             "path": str(file.path),
             "runs": len(file.runs),
@@ -135,7 +135,7 @@ def _as_json(files: Sequence[_File], comparison: Comparison | None) -> dict[str,
     if comparison is not None:
         ratios = [{**asdict(ratio), "name": ratio.name.strip()} for ratio in comparison.ratios]
         compared = {**comparison.to_dict(), "ratios": ratios}
-    return {"schema": SCHEMA, "files": told, "comparison": compared}
+    return {"schema": SCHEMA, "files": summaries, "comparison": compared}
 
 
 def _seconds(value: float) -> str:

@@ -1,7 +1,7 @@
-"""``agentspec verify``: is speculative decoding exact on this model, on this machine? For those who doubt it.
+"""``agentspec verify``: check that speculative decoding is exact on this model, on this machine.
 
-Greedy ids must be those of plain decoding, texts drawn with coupled noise those of plain decoding for the same seed,
-and cached scores those of transformers' own forward over the whole context.
+Greedy ids must be those of plain decoding. Texts drawn with coupled noise must be those of plain decoding for the same
+seed. Cached logits must be those of transformers' own forward over the whole context.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any
 
 import torch
 
-from agentspec.cli.engines import TASKS, Task, add_model, at_least_one, engine_of
+from agentspec.cli.engines import TASKS, Task, add_model, at_least_one, make_engine
 from agentspec.engine.local import LocalEngine
 from agentspec.engine.request import Request
 from agentspec.sampling import SamplingParams
 
 GAMMA = 4
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
-"""Largest difference of scores that rounding explains, as a share of the largest score."""
+"""Largest difference of logits that rounding explains, as a share of the largest logit."""
 
 CHECKED = 8
-"""Positions at the end of a text whose scores are compared."""
+"""Positions at the end of a text whose logits are compared."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -34,15 +34,15 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print every check; 1 where something differs."""
-    engine = engine_of(arguments)
+    """Print every check; return 1 if one fails."""
+    engine = make_engine(arguments)
     try:
         wrong = 0
         for task in TASKS:
             for name, difference in _checks(engine, task, arguments.seeds, arguments.tokens):
                 wrong += difference is not None
                 print(f"{task.name:<9}{name:<52}{difference or 'same'}", flush=True)
-            name, is_rounding = _scores(engine, task, arguments.tokens)
+            name, is_rounding = _check_logits(engine, task, arguments.tokens)
             wrong += not is_rounding
             print(f"{task.name:<9}{name}", flush=True)
     finally:
@@ -52,12 +52,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _checks(engine: LocalEngine, task: Task, seeds: int, tokens: int) -> Iterator[tuple[str, str | None]]:
-    """Names of checks, and what differs in them."""
+    """Yield the name of each check of texts, and what differs."""
     greedy = task.request(engine, SamplingParams(temperature=0, max_tokens=tokens))
     plain = _ids(engine, greedy, gamma=0)
-    for told, gamma in ((f"gamma {GAMMA}", GAMMA), ("measured gamma", None)):
+    for name, gamma in ((f"gamma {GAMMA}", GAMMA), ("measured gamma", None)):
         found = _ids(engine, greedy, gamma=gamma)
-        yield f"greedy, {told}: {len(plain)} tokens", _difference(engine, greedy, plain, found)
+        yield f"greedy, {name}: {len(plain)} tokens", _difference(engine, greedy, plain, found)
     differing = []
     for seed in range(1, seeds + 1):
         params = SamplingParams(temperature=1, max_tokens=tokens, seed=seed)
@@ -74,7 +74,7 @@ def _ids(engine: LocalEngine, request: Request, gamma: int | None) -> list[int]:
 
 
 def _difference(engine: LocalEngine, request: Request, plain: Sequence[int], found: Sequence[int]) -> str | None:
-    """Where two texts part, and how near the two tokens' scores are there; None where they do not."""
+    """Return where two texts part, and the difference of the two tokens' logits there; None for equal texts."""
     if plain == found:
         return None
     pairs = enumerate(zip(plain, found, strict=False))
@@ -82,14 +82,14 @@ def _difference(engine: LocalEngine, request: Request, plain: Sequence[int], fou
     if place >= min(len(plain), len(found)):
         return f"DIFFERS: {len(plain)} tokens plainly, {len(found)} speculatively"
     context = [*request.prompt, *plain[:place]]
-    scores = engine.decoder.target.next_logits([context], [1])[0, 0]
-    gap = float(scores[plain[place]] - scores[found[place]])
+    logits = engine.decoder.target.next_logits([context], [1])[0, 0]
+    gap = float(logits[plain[place]] - logits[found[place]])
     words = [engine.tokenizer.decode([ids[place]]) for ids in (plain, found)]
-    return f"DIFFERS at token {place}: {words[0]!r} plainly, {words[1]!r} speculatively; their scores by {gap:.2g}"
+    return f"DIFFERS at token {place}: {words[0]!r} plainly, {words[1]!r} speculatively; their logits by {gap:.2g}"
 
 
-def _scores(engine: LocalEngine, task: Task, tokens: int) -> tuple[str, bool]:
-    """The largest difference between cached and uncached scores, and whether that is rounding."""
+def _check_logits(engine: LocalEngine, task: Task, tokens: int) -> tuple[str, bool]:
+    """Describe the largest difference between cached and uncached logits; return whether it is rounding."""
     target: Any = engine.decoder.target
     request = task.request(engine, SamplingParams(temperature=0, max_tokens=tokens))
     context = [*request.prompt, *_ids(engine, request, gamma=None)]
@@ -101,5 +101,5 @@ def _scores(engine: LocalEngine, task: Task, tokens: int) -> tuple[str, bool]:
     difference, largest = float((cached - uncached).abs().max()), float(uncached.abs().max())
     is_rounding = difference <= TOLERANCE[target.dtype] * largest
     verdict = "rounding" if is_rounding else "DIFFERS: more than rounding"
-    name = f"scores, {len(context)} tokens cached against uncached"
+    name = f"logits, {len(context)} tokens cached against uncached"
     return f"{name:<52}{difference:.2g} at most, of {largest:.3g}; {verdict}", is_rounding

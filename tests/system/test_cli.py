@@ -200,7 +200,7 @@ def test_the_doctor_tells_and_never_fails(
     assert "none: there is no C++ compiler" in shown
     assert "install a C++ compiler (g++)" in shown
     assert "chmod 700" in shown
-    assert "could not be told: ZeroDivisionError" in shown
+    assert "failed: ZeroDivisionError" in shown
     assert "pip install 'langchain-agentspec[otel]'" in shown
 
 
@@ -247,12 +247,12 @@ def test_verify_finds_what_is_not_exact(
     assert main(["verify", "--seeds", "2", "--tokens", "8"]) == 1
     shown = capsys.readouterr().out
     assert "DIFFERS at token 2" in shown
-    assert "their scores by" in shown
+    assert "their logits by" in shown
     assert "seed 2" in shown
     assert "NOT exact: 9 checks differ." in shown
 
 
-def test_verify_finds_cached_scores_that_differ(
+def test_verify_finds_cached_logits_that_differ(
     engine: LocalEngine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verify, "TOLERANCE", {torch.float32: 0.0})

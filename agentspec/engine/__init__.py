@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator
 from collections.abc import Sequence as SequenceOf
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from agentspec.engine.local import LocalEngine
 from agentspec.engine.metrics import EngineMetrics
@@ -38,3 +38,7 @@ class Engine(Protocol):
     def close(self) -> None:
         """End the engine."""
         ...
+
+
+if TYPE_CHECKING:
+    _fits: type[Engine] = LocalEngine

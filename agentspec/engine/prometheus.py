@@ -17,7 +17,7 @@ from agentspec.stats import PHASES
 
 try:
     from prometheus_client import generate_latest
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
     from prometheus_client.registry import Collector
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
@@ -28,8 +28,6 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _OWN_LABELS = ("drafter", "finish_reason", "outcome", "phase")
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
-
-Family = CounterMetricFamily | GaugeMetricFamily
 
 
 def render(metrics: EngineMetrics, labels: Mapping[str, str] | None = None) -> str:
@@ -66,7 +64,7 @@ class EngineCollector(Collector):
                     f"{', '.join(_OWN_LABELS)}; got {name!r}."
                 )
 
-    def collect(self) -> Iterator[Family]:
+    def collect(self) -> Iterator[Metric]:
         """Yield the metrics of this moment."""
         now = self._read()
         seconds = dict(now.seconds)

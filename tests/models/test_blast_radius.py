@@ -17,7 +17,7 @@ alone = functools.cache(alone)
 @pytest.mark.whole
 @pytest.mark.parametrize("exception", EXCEPTIONS)
 @pytest.mark.parametrize("seam", SEAMS)
-def test_mates_say_what_they_say_alone(seam: str, exception: str) -> None:
+def test_neighbours_have_the_text_that_they_have_alone(seam: str, exception: str) -> None:
     some = [list(EXCEPTIONS).index(exception) % len(PLACES)]
     for k in effort(quick=some, whole=range(len(PLACES))):
         strike(seam, exception, *PLACES[k])
@@ -51,7 +51,7 @@ def test_every_seam_is_struck_early_and_late_in_every_row() -> None:
 
 
 def expect_error(row: Any, exception: str) -> None:
-    """The culprit's caller is told what was raised; of what would end more than a request, by another name."""
+    """The failing request's caller gets the exception; one that would end more than a request gets another name."""
     request, told = row
     error = request.error if told.error is None else told.error
     raised = EXCEPTIONS[exception]()
@@ -69,7 +69,7 @@ def expect_error(row: Any, exception: str) -> None:
 @pytest.mark.parametrize(
     "seam", [seam for seam in SEAMS if seam not in IN_COMMIT and "prefill" not in seam and "grammar" not in seam]
 )
-def test_what_fails_once_fails_nobody(seam: str, exception: str) -> None:
+def test_a_fault_that_does_not_repeat_fails_no_request(seam: str, exception: str) -> None:
     """A round that raised before its commit changed nothing: played again, it is the round that it would have been."""
     for place in (0, ROWS - 1):
         trouble = Trouble(seam, EXCEPTIONS[exception], 1, once=True)
@@ -138,7 +138,7 @@ def test_one_culprit_costs_one_round_again() -> None:
 
 @pytest.mark.parametrize("seam", ["grammar, rollback", "grammar, accept_token, done", "grammar, token_mask"])
 def test_a_matcher_that_raises_is_known_for_the_culprit(seam: str) -> None:
-    """Its mates play again together, or have played: nobody has to be tried by itself."""
+    """The others play again together, or have played: none has to be tried by itself."""
     trouble = Trouble(seam, EXCEPTIONS["Panic"], 0)
     scene = Scene(trouble, ROWS + 1)  # one of which may be done before
     rows = [scene.row(4 * index, in_trouble=index == 1) for index in range(ROWS + 1)]

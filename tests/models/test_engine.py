@@ -39,7 +39,7 @@ VOCABULARY = 5
 
 
 class FaultyModel(TableModel):
-    """Raises when asked about a context that holds the forbidden token."""
+    """Raises for a context that holds the forbidden token."""
 
     forbidden = -1
 
@@ -190,7 +190,7 @@ def test_a_failing_round_reaches_its_callers_and_the_engine_goes_on(engine: Loca
     assert [s[0].tokens for s in engine.generate(requests(4))] == [s[0].tokens for s in before]
 
 
-def test_a_closed_engine_says_so() -> None:
+def test_a_closed_engine_refuses_requests_with_its_own_error() -> None:
     engine = LocalEngine(SpeculativeDecoder(TableModel()))
     engine.generate([Request([0], SamplingParams(max_tokens=2))])
     threads = {thread.name for thread in threading.enumerate()}
@@ -246,7 +246,7 @@ async def test_tasks_share_the_engine(engine: LocalEngine) -> None:
     assert await asyncio.gather(*(tokens(request) for request in asked)) == expected
 
 
-async def test_cancelling_a_task_frees_its_place() -> None:
+async def test_cancelling_a_task_frees_its_slot() -> None:
     engine = LocalEngine(SpeculativeDecoder(TableModel()), max_running=1)
 
     async def last(request: Request) -> Any:
@@ -377,7 +377,7 @@ class BareDrafter:
 
 
 class BareModel:
-    """A model with the two names of the seam and no more; nobody ever asks it for nothing."""
+    """A model with the two names of the seam and no more; it is never called for nothing."""
 
     vocab_size = 3
 
@@ -396,7 +396,7 @@ def test_the_seams_are_enough() -> None:
 
 
 class LeavingModel(TableModel):
-    """Ends its thread where it is asked to cache a prompt."""
+    """Ends its thread when it has to cache a prompt."""
 
     max_context, max_rows = 100, 4
 

@@ -1,4 +1,4 @@
-"""A forked child has an answer, or an error at once that says what to do. It never hangs."""
+"""A forked child has an answer, or an error at once that names the way out. It never hangs."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_a_child_has_an_answer() -> None:
         assert set(told) == {"status 0"}, (name, told)
 
 
-def test_a_child_of_a_busy_engine_is_told_what_to_do() -> None:
+def test_a_child_of_a_busy_engine_gets_an_error_with_advice() -> None:
     for name, told in run(REFUSED).items():
         assert told[-1] == "status 768", (name, told)  # exited with 3, before any alarm
         assert told[0].startswith("EngineClosedError This process was forked"), (name, told)

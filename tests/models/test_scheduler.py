@@ -1,4 +1,4 @@
-"""Who is in the next round: places are shared, long prompts stall nobody, and a row never depends on its company."""
+"""The next round: slots are shared, long prompts stall no round, and a row never depends on the others."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_no_request_waits_while_another_runs_twice_its_share(model: Watched) -> 
     assert all(state.sequence.length == 50 for state in many.sequences)
 
 
-def test_nobody_is_sent_away_within_their_share(model: Watched) -> None:
+def test_a_request_within_its_share_keeps_its_slots(model: Watched) -> None:
     scheduler = Scheduler(SpeculativeDecoder(model), max_running=4)
     pairs = [request_of(sample(first, 8), sample(first, 8))[0] for first in (0, 1, 2)]
     queue(scheduler, *pairs[:2])
@@ -112,7 +112,7 @@ def test_nobody_is_sent_away_within_their_share(model: Watched) -> None:
     assert 2 in model.rounds[-1]
 
 
-def test_places_go_to_the_request_that_has_fewest_and_to_priority_first(model: Watched) -> None:
+def test_slots_go_to_the_request_that_has_fewest_and_to_priority_first(model: Watched) -> None:
     scheduler = Scheduler(SpeculativeDecoder(model), max_running=4)
     queue(scheduler, request_of(*(sample(0) for _ in range(9)))[0], request_of(sample(1), sample(1))[0])
     steps(scheduler, 2)
@@ -123,7 +123,7 @@ def test_places_go_to_the_request_that_has_fewest_and_to_priority_first(model: W
     assert sorted(model.rounds[-1]) == [0, 1]
 
 
-def test_a_long_prompt_stalls_nobody(model: Watched) -> None:
+def test_a_long_prompt_stalls_no_round(model: Watched) -> None:
     scheduler = Scheduler(SpeculativeDecoder(model), max_running=4, prefill_tokens=32)
     queue(scheduler, request_of(sample(0, 200))[0])
     steps(scheduler, 3)
@@ -148,7 +148,7 @@ def test_samples_of_a_prompt_read_it_once(model: Watched) -> None:
     assert sorted(delta.stats.cached_tokens for delta in told if delta.stats) == [0] + [99] * 7
 
 
-def test_who_was_sent_back_says_the_same() -> None:
+def test_a_sequence_that_returned_to_the_queue_has_the_same_text() -> None:
     def play(company: int) -> list[tuple[int, ...]]:
         target, draft = TableModel(5, 1), TableModel(5, 2)
         decoder = SpeculativeDecoder(target, Cascade([PromptLookupDrafter(), ModelDrafter(draft)]), 3)
@@ -167,7 +167,7 @@ def test_who_was_sent_back_says_the_same() -> None:
 
 
 def test_rows_in_any_company_equal_the_rows_alone() -> None:
-    """On a model with a KV cache: evicted, sent back and resumed among others, each says what it says alone."""
+    """On a model with a KV cache: evicted, returned to the queue and resumed among others, each has the text that it has alone."""
     target = CausalLM(llama(), rows=4)
     drafter = Cascade([PromptLookupDrafter(), ModelDrafter(CausalLM(llama(seed=1), rows=4))])
     engine = LocalEngine(SpeculativeDecoder(target, drafter, 3), max_running=4)

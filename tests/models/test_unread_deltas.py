@@ -25,7 +25,7 @@ def block_until(engine: LocalEngine, outcome: str) -> None:
     engine.close()
 
 
-async def test_an_engine_that_is_closed_behind_a_blocked_loop_loses_no_delta() -> None:
+async def test_an_engine_that_is_closed_while_its_loop_is_blocked_loses_no_delta() -> None:
     engine = LocalEngine(SpeculativeDecoder(TableModel()))
     request = Request([0, 1], SamplingParams(max_tokens=TOKENS, seed=5))
     [[expected]] = LocalEngine(SpeculativeDecoder(TableModel())).generate([request])

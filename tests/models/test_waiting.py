@@ -44,7 +44,7 @@ def little_grace(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Gate:
-    """Holds whoever calls it while it is shut."""
+    """Blocks its callers while it is shut."""
 
     def __init__(self) -> None:
         self.opened = threading.Event()
@@ -191,7 +191,7 @@ def test_a_worker_that_is_gone_is_noticed(gate: Gate, ask: Any) -> None:
 
 
 @pytest.mark.parametrize("ask", [generate, stream, astream])
-def test_a_grammar_that_compiles_for_ever_is_bounded(gate: Gate, ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grammar_that_compiles_forever_is_bounded(gate: Gate, ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def compiles(*arguments: Any) -> Any:
         gate.hold_here()
 

@@ -38,7 +38,7 @@ def a(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalEngine]:
-    """A tiny random model that speaks the tests' own tokens, in place of any model that is asked for."""
+    """A tiny random model of the tests' own tokens, in place of any requested model."""
     known = tokenizer("qwen3")
     target = CausalLM(llama(vocab_size=len(known), max_position_embeddings=1024))
     engine = LocalEngine(SpeculativeDecoder(target, PromptLookupDrafter(), gamma=3), known)
@@ -52,7 +52,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalEngine]:
 # --- report -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_report_tells_percentiles(a: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_shows_percentiles(a: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(a)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{a}: 3 runs"
@@ -127,7 +127,7 @@ def test_one_run_becomes_a_page_and_a_trace(a: Path, tmp_path: Path, capsys: pyt
         ("\x00\x01\n", 2, "line 1: not JSON"),
     ],
 )
-def test_a_file_without_runs_says_why(
+def test_a_file_without_runs_is_reported_with_the_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, status: int, said: str
 ) -> None:
     path = tmp_path / "runs.jsonl"
@@ -153,7 +153,7 @@ def test_files_that_cannot_be_opened_are_a_line_on_stderr(
 
 
 @pytest.mark.parametrize("arguments", [[], ["nonsense"], ["report"], ["verify", "--seeds", "0"]])
-def test_wrong_arguments_end_with_2_and_say_what_is_expected(
+def test_wrong_arguments_end_with_2_and_name_what_is_expected(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
@@ -162,7 +162,7 @@ def test_wrong_arguments_end_with_2_and_say_what_is_expected(
     assert "usage: agentspec" in capsys.readouterr().err
 
 
-def test_every_command_says_what_it_is_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_describes_itself(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["--help"])
     assert end.value.code == 0
@@ -178,7 +178,7 @@ def test_it_runs_as_a_module(a: Path) -> None:
     assert run.stdout.startswith(f"{a}: 3 runs")
 
 
-def test_the_doctor_tells_and_never_fails(
+def test_the_doctor_reports_and_never_fails(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("AGENTSPEC_CACHE", str(tmp_path / "cache"))
@@ -213,7 +213,7 @@ def doctor_missing(name: str) -> str:
 
 
 @pytest.mark.embedded
-def test_the_doctor_tells_the_bound_of_the_kv_cache(
+def test_the_doctor_shows_the_bound_of_the_kv_cache(
     capsys: pytest.CaptureFixture[str], embedded_model: tuple[CausalLM, Any]
 ) -> None:
     assert main(["doctor"]) == 0
@@ -281,7 +281,7 @@ def test_bench_compares_on_and_off(engine: LocalEngine, capsys: pytest.CaptureFi
     assert capsys.readouterr().out.splitlines()[2].endswith("-")  # a single pair has no interval
 
 
-def test_bench_says_where_texts_differ(
+def test_bench_reports_texts_that_differ(
     engine: LocalEngine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decode = bench._decode
@@ -301,7 +301,7 @@ def test_a_model_that_is_not_there_is_a_line_on_stderr(capsys: pytest.CaptureFix
         assert str(tmp_path / "no-model") in capsys.readouterr().err
 
 
-def test_the_demo_without_langchain_says_what_to_install(
+def test_the_demo_without_langchain_names_what_to_install(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, "langchain_agentspec.demo", raising=False)

@@ -150,14 +150,14 @@ def test_the_most_samples_are_made_quickly(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 class Closed(TableModel):
-    """Whoever asks is turned away later; here nobody may be asked."""
+    """A caller is refused later; here no caller may get that far."""
 
     def next_logits(self, *arguments: Any) -> Any:
         raise AssertionError("nothing was to be computed")
 
 
 @pytest.mark.parametrize("ask", ["generate", "stream", "astream"])
-async def test_a_queue_that_is_full_says_how_many_wait(ask: str) -> None:
+async def test_the_error_of_a_full_queue_counts_the_waiting_samples(ask: str) -> None:
     engine = LocalEngine(SpeculativeDecoder(Closed()), max_waiting=5)
 
     async def request() -> None:

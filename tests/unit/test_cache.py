@@ -36,7 +36,7 @@ class Bomb:
 
 
 def change(folder: Path, statement: str, *values: Any) -> None:
-    """Whoever else writes into the database."""
+    """Another writer of the database."""
     with closing(sqlite3.connect(folder / "cache.db", isolation_level=None)) as connection:
         assert connection.execute(statement, values).rowcount != 0
 

@@ -104,7 +104,7 @@ def request(tokens: int = 12, **settings: Any) -> Request:
 
 
 def eventually(engine: LocalEngine, holds: Callable[[EngineMetrics], bool]) -> EngineMetrics:
-    """The worker counts who left at its next round."""
+    """The worker counts a cancelled request at its next round."""
     for _ in range(2000):
         if holds(engine.metrics()):
             return engine.metrics()
@@ -161,7 +161,7 @@ def test_a_request_whose_time_is_up_is_counted(engine: LocalEngine, model: Slow)
     assert 0 < told.generated_tokens < 400  # what was emitted counts, whatever became of it
 
 
-def test_a_request_that_nobody_waits_for_is_counted_once(engine: LocalEngine, model: Slow) -> None:
+def test_a_cancelled_request_is_counted_once(engine: LocalEngine, model: Slow) -> None:
     model.before = lambda: time.sleep(0.005)  # type: ignore[method-assign]
     deltas = engine.stream(request(400, n=3))  # for two places
     next(deltas)
@@ -173,7 +173,7 @@ def test_a_request_that_nobody_waits_for_is_counted_once(engine: LocalEngine, mo
     eventually(engine, lambda metrics: metrics.running == metrics.waiting == 0)
 
 
-def test_who_runs_and_who_waits_can_be_seen(engine: LocalEngine, model: Slow) -> None:
+def test_running_and_waiting_sequences_are_counted(engine: LocalEngine, model: Slow) -> None:
     entered, go_on = threading.Event(), threading.Event()
 
     def wait() -> None:
@@ -238,7 +238,7 @@ def test_prometheus_reads_what_the_engine_counted(engine: LocalEngine) -> None:
     assert value(samples, "max_running_rows") == 2
 
 
-def test_forced_tokens_are_told_apart() -> None:
+def test_forced_tokens_are_counted_apart() -> None:
     meter = Meter()
     row = RowStats({"forced": 3, "lookup": 2}, {"forced": 3, "lookup": 1}, 5, 4)
     meter.add_round(RoundStats((row, row), {"verify_s": 0.5}, 6))

@@ -1,4 +1,4 @@
-"""Fewer threads compute while other processes keep the cores busy, and only of the thread that asked."""
+"""Fewer threads compute while other processes keep the cores busy, and only those of the calling thread."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEP_S = 2 * WINDOW_S
 
 
 class Machine:
-    """Cores that other processes keep busy as told; every look is a window later."""
+    """Cores that other processes keep busy by plan; every reading is a window later."""
 
     def __init__(self, cores: int) -> None:
         self.others, self.own = 0.0, 0.0

@@ -167,7 +167,7 @@ def test_a_sequence_that_returned_to_the_queue_has_the_same_text() -> None:
 
 
 def test_rows_in_any_company_equal_the_rows_alone() -> None:
-    """On a model with a KV cache: evicted, returned to the queue and resumed among others, each has the text that it has alone."""
+    """With a KV cache, evicted and resumed among others: each has the text that it has alone."""
     target = CausalLM(llama(), rows=4)
     drafter = Cascade([PromptLookupDrafter(), ModelDrafter(CausalLM(llama(seed=1), rows=4))])
     engine = LocalEngine(SpeculativeDecoder(target, drafter, 3), max_running=4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import pickle
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -163,6 +164,20 @@ def test_the_parts_of_a_step_add_up_to_its_time(engine: LocalEngine) -> None:
         assert all(told[phase] >= -1e-9 for phase in PHASES)
         assert 0 < told["ttft_s"] <= told["total_s"]
         assert told["new_tokens"] == len(completion.tokens)
+
+
+def test_requests_deltas_and_completions_are_plain_values(engine: LocalEngine) -> None:
+    [request] = requests(1)
+    deltas, frozen = [], []
+    for delta in engine.stream(request):
+        deltas.append(delta)
+        frozen.append(pickle.dumps((delta, delta.acceptance_rate)))
+    assert [pickle.loads(item) for item in frozen] == [(delta, delta.acceptance_rate) for delta in deltas]
+    assert [delta.stats is None for delta in deltas] == [True] * (len(deltas) - 1) + [False]
+    assert deltas[-1].stats is not None
+    assert deltas[-1].acceptance_rate == deltas[-1].stats.acceptance_rate
+    completion = engine.generate([request])[0][0]
+    assert pickle.loads(pickle.dumps((request, completion))) == (request, completion)
 
 
 def test_closing_a_stream_cancels_its_request_alone(target: FaultyModel) -> None:

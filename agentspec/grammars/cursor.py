@@ -144,7 +144,7 @@ class GrammarCursor:
     def legal_prefix(self, row: int, span: Sequence[int]) -> int:
         """Return how many tokens of a drafted span precede the first illegal one; the span is consumed."""
         self.seek(row, span)
-        return self._rows[row].legal
+        return self._rows[row].legal_length
 
     def forced_positions(self, row: int, span: Sequence[int]) -> list[bool]:
         """Return for each token of a drafted span whether its position is forced; the span is consumed."""
@@ -208,7 +208,7 @@ class _RowCursor:
         return self._closed_at is None
 
     @property
-    def legal(self) -> int:
+    def legal_length(self) -> int:
         """The number of tokens before the first illegal one."""
         return len(self.tokens) if self._illegal_at is None else self._illegal_at
 

@@ -418,9 +418,9 @@ def test_16_a_model_that_loves_newlines_cannot_loop() -> None:
 
 
 @pytest.mark.parametrize("attribute", ["max_tokens=3", 'stop="x"'])
-def test_17_a_grammar_that_cannot_rewind_is_refused_before_any_token(attribute: str) -> None:
+def test_17_a_grammar_that_cannot_roll_back_is_refused_before_any_token(attribute: str) -> None:
     grammar = Grammar.lark(f'start: some "!"\nsome[{attribute}]: /[a-z ]+/\n')
-    with pytest.raises(GrammarError, match="rewind"):
+    with pytest.raises(GrammarError, match="roll back"):
         compiler(KNOWN[True], len(KNOWN[True])).matcher(grammar)
 
 

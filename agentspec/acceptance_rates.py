@@ -5,50 +5,45 @@ from __future__ import annotations
 from collections import defaultdict
 from weakref import WeakKeyDictionary
 
+from agentspec.sequence import RequestGroup
 from agentspec.sequence import Sequence as TokenSequence
 from agentspec.stats import FORCED
 
 
 class AcceptanceRates:
-    """How often tokens are accepted, by drafter and evidence: what all requests taught, moved by what this one did.
+    """How often tokens are accepted, by drafter and support: learnt from all requests, moved by this one.
 
-    The more evidence, the higher the chance that is assumed before anything was seen; assumptions weigh little. Old
-    observations fade. The samples of a request learn together.
+    The more support, the higher the chance that is assumed before anything was seen; assumptions weigh little. Old
+    observations fade. The samples of a request group learn together.
     """
 
     def __init__(self) -> None:
         self._all: dict[tuple[str, int], _Count] = {}
-        self._own: WeakKeyDictionary[TokenSequence, _Own] = WeakKeyDictionary()
+        self._own: WeakKeyDictionary[TokenSequence | RequestGroup, _Own] = WeakKeyDictionary()
 
-    def __call__(self, sequence: TokenSequence, source: str, evidence: int) -> float:
-        """The chance that a token of this drafter and evidence is accepted, where it is reached."""
+    def __call__(self, sequence: TokenSequence, source: str, support: int) -> float:
+        """Return the chance that a token of this drafter and support is accepted, where it is reached."""
         if source == FORCED:
             return 1.0
-        assumed = self.overall(source, evidence)
-        own = self._own.get(_request_of(sequence))
-        return assumed if own is None else own.rate(source, evidence, assumed)
+        assumed = self.overall(source, support)
+        own = self._own.get(sequence.group or sequence)
+        return assumed if own is None else own.rate(source, support, assumed)
 
-    def overall(self, source: str, evidence: int) -> float:
-        """The same, over all requests."""
-        assumed = 0.7 if evidence == 0 else 1 - 1 / (1 + 0.35 * evidence)
-        return self._all.get((source, evidence), _Count(_ALL_MEMORY)).rate(assumed)
+    def overall(self, source: str, support: int) -> float:
+        """Return the same, over all requests."""
+        assumed = 0.7 if support == 0 else 1 - 1 / (1 + 0.35 * support)
+        return self._all.get((source, support), _Count(_ALL_MEMORY)).rate(assumed)
 
-    def learn(self, sequence: TokenSequence, source: str, evidence: int, accepted: bool) -> None:
-        """A token was reached; whether it was accepted."""
-        own = self._own.setdefault(_request_of(sequence), _Own())
-        own.add(source, evidence, accepted, expected=self.overall(source, evidence))
-        self._all.setdefault((source, evidence), _Count(_ALL_MEMORY)).add(accepted)
+    def learn(self, sequence: TokenSequence, source: str, support: int, accepted: bool) -> None:
+        """Count a token that was reached, accepted or not."""
+        own = self._own.setdefault(sequence.group or sequence, _Own())
+        own.add(source, support, accepted, expected=self.overall(source, support))
+        self._all.setdefault((source, support), _Count(_ALL_MEMORY)).add(accepted)
 
 
 _ALL_MEMORY, _OWN_MEMORY = 500, 50  # observations that count, about
 
-
 _PRIOR_WEIGHT = 4.0  # observations that an assumption is worth
-
-
-def _request_of(sequence: TokenSequence) -> TokenSequence:
-    """The sequence that stands for its request: the first of its samples."""
-    return sequence.siblings[0] if sequence.siblings else sequence
 
 
 class _Count:
@@ -67,27 +62,27 @@ class _Count:
         return (self._hits + _PRIOR_WEIGHT * assumed) / (self._tries + _PRIOR_WEIGHT)
 
     def over_expectation(self) -> float:
-        """Hits over expected ones; 1 before there are any."""
+        """Return hits over expected ones; 1 before there are any."""
         return (self._hits + _PRIOR_WEIGHT) / (self._expected + _PRIOR_WEIGHT)
 
 
 class _Own:
-    """What one request taught: of each drafter and evidence, and of each drafter over all evidence.
+    """What one request taught: of each drafter and support, and of each drafter over all support.
 
-    The latter tells soon that nothing in this text repeats, which no single evidence was seen often enough to tell.
+    The latter shows soon that nothing in this text repeats, before any single support was seen often enough.
     """
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, int], _Count] = defaultdict(lambda: _Count(_OWN_MEMORY))
         self._sources: dict[str, _Count] = defaultdict(lambda: _Count(_OWN_MEMORY))
 
-    def add(self, source: str, evidence: int, hit: bool, expected: float) -> None:
-        self._counts[source, evidence].add(hit)
+    def add(self, source: str, support: int, hit: bool, expected: float) -> None:
+        self._counts[source, support].add(hit)
         self._sources[source].add(hit, expected)
 
-    def rate(self, source: str, evidence: int, overall: float) -> float:
+    def rate(self, source: str, support: int, overall: float) -> float:
         assumed = min(overall * self._sources[source].over_expectation(), max(overall, _MOST_LIFTED))
-        return self._counts[source, evidence].rate(assumed)
+        return self._counts[source, support].rate(assumed)
 
 
 _MOST_LIFTED = 0.95  # the chance up to which a request that does better than others is trusted beyond them

@@ -1,4 +1,4 @@
-"""Sequences that share a round."""
+"""`Batch`: sequences that share a round."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from agentspec.rng import RNGS, Acceptance, SequenceRng
+from agentspec.runtime.phase_timer import PhaseTimer
 from agentspec.sampling import Prefix, log_probs
 from agentspec.sequence import Sequence, TokenLogprob
 
@@ -18,8 +19,11 @@ class Batch:
 
     Args:
         sequences: unfinished, all of one acceptance rule.
-        device: where the round's tensors live.
+        device: where the tensors of the round live.
         rng: the randomness; by default that of the sequences' seeds and rule.
+
+    Raises:
+        ValueError: for sequences of both rules.
     """
 
     def __init__(
@@ -31,7 +35,7 @@ class Batch:
             raise ValueError("The sequences of a batch must share one acceptance rule; got both.")
         self.params = [s.params for s in self.sequences]
         self.device = device
-        self._dice = rng
+        self._rng = rng
 
     def __len__(self) -> int:
         return len(self.sequences)
@@ -40,20 +44,20 @@ class Batch:
     def rng(self) -> SequenceRng:
         """The randomness of the round."""
         seeds, lengths = [s.seed for s in self.sequences], [s.length for s in self.sequences]
-        return self._dice or RNGS[self.acceptance](seeds, lengths, self.device)
+        return self._rng or RNGS[self.acceptance](seeds, lengths, self.device)
 
     @property
-    def needs_laws(self) -> bool:
-        """Whether more of the laws is needed than their best tokens: for a draw, or for log-probabilities."""
+    def needs_probs(self) -> bool:
+        """Whether the round needs full distributions (sampling, logprobs) or only the argmax."""
         return any(p.temperature > 0 or (p.logprobs is not None and not p.raw_logprobs) for p in self.params)
 
-    def prefixes(self, spans: SequenceOf[list[int]]) -> list[Prefix] | None:
-        """What stands before every position of a drafted span and behind it; None where no law looks at it."""
+    def prefixes(self, drafted: SequenceOf[list[int]]) -> list[Prefix] | None:
+        """Return what precedes each drafted position and the one after; None where no setting depends on it."""
         if not any(params.adjusts for params in self.params):
             return None
         return [
-            Prefix(context, s.prompt_length, len(span) + 1, s.end_tokens)
-            for s, context, span in zip(self.sequences, self.contexts(spans), spans, strict=True)
+            Prefix(context, s.prompt_length, len(tokens) + 1, s.end_tokens)
+            for s, context, tokens in zip(self.sequences, self.contexts(drafted), drafted, strict=True)
         ]
 
     def prefix(self, row: int, drafted: list[int]) -> Prefix:
@@ -61,37 +65,33 @@ class Batch:
         sequence = self.sequences[row]
         return Prefix(sequence.context + drafted, sequence.prompt_length, 1, sequence.end_tokens)
 
-    def contexts(self, spans: SequenceOf[list[int]]) -> list[list[int]]:
-        """The whole context of every row, its drafted span behind it."""
-        return [s.context + span for s, span in zip(self.sequences, spans, strict=True)]
+    def contexts(self, drafted: SequenceOf[list[int]]) -> list[list[int]]:
+        """Return the whole context of every row, drafted tokens included."""
+        return [s.context + tokens for s, tokens in zip(self.sequences, drafted, strict=True)]
 
-    @property
-    def detokenize_seconds(self) -> float:
-        """Seconds spent so far on the text of the batch's sequences."""
-        return sum(s.detokenize_seconds for s in self.sequences)
-
-    def commit(self, row: int, block: list[int], warped: Tensor | None, logits: Tensor, walked: int = 0) -> int:
-        """Extend a sequence by its block; how many tokens it took.
+    def commit(
+        self, row: int, tokens: list[int], logits: Tensor | None, consumed: int = 0, timer: PhaseTimer | None = None
+    ) -> int:
+        """Extend a sequence, with the log-probabilities that its request wants; return how many tokens it took.
 
         Args:
             row: of the sequence.
-            block: accepted tokens and the recovered or bonus token.
-            warped: ``[B, K+1, V]``, the logits whose softmax each position was drawn from; None where the batch
-                ``needs_laws`` not.
-            logits: ``[B, K+1, V]``, the target's scores that it was made of.
-            walked: tokens of the block that the sequence's matcher has taken already.
+            tokens: accepted tokens and the next one.
+            logits: ``[K+1, V]``, whose log-probabilities are reported; None where none are.
+            consumed: number of tokens that the sequence's matcher has consumed already.
+            timer: counts the seconds of decoding text.
         """
         sequence = self.sequences[row]
-        taken = sequence.extend(block, walked)
+        count = sequence.extend(tokens, consumed, timer)
         if sequence.params.logprobs is not None:
-            reported = logits if sequence.params.raw_logprobs else warped
-            assert reported is not None  # the batch needs laws
-            sequence.logprobs += _logprobs(block[:taken], reported[row, :taken], sequence.params.logprobs)
-            del sequence.logprobs[sequence.length :]
-        return taken
+            assert logits is not None  # the batch needs probs where these are not the target's own
+            sequence.logprobs += _logprobs(tokens[:count], logits[:count], sequence.params.logprobs)
+            del sequence.logprobs[sequence.length :]  # a stop string may have taken tokens back
+        return count
 
 
 def _logprobs(tokens: list[int], logits: Tensor, alternatives: int) -> list[TokenLogprob]:
+    """Return the log-probability of each token, and the likeliest alternatives, by logits ``[T, V]``."""
     logs = log_probs(logits)  # [T, V]
     chosen = logs.gather(-1, torch.tensor(tokens, device=logs.device)[:, None])[:, 0].tolist()
     values, ids = logs.topk(min(alternatives, logs.shape[-1]), dim=-1)

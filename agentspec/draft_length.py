@@ -2,7 +2,7 @@
 
 The target reads one block as wide as the longest draft in it, so the rows of a round share one width. ``Auto`` takes
 the width with the most expected tokens per second, alike for all rows: the expectation from how often tokens of the
-same drafter and evidence were accepted before, the seconds from measured passes. Where nothing pays, that is no draft
+same drafter and support were accepted before, the seconds from measured passes. Where nothing pays, that is no draft
 at all.
 """
 
@@ -12,40 +12,50 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from operator import mul
+from typing import Literal
 
+from agentspec.acceptance import Accepted
 from agentspec.acceptance_rates import AcceptanceRates
 from agentspec.batch import Batch
-from agentspec.drafters import Draft, Gamma
-from agentspec.errors import InvalidRequestError
-from agentspec.models.pass_cost import PassCost
+from agentspec.drafters import Draft, DraftBudget, Drafter, DraftRow
+from agentspec.errors import InvalidRequestError, shown
+from agentspec.models import LanguageModel
+from agentspec.models.pass_cost import PassCost, measured
+from agentspec.runtime.phase_timer import PhaseTimer
 from agentspec.sequence import Sequence as TokenSequence
 from agentspec.stats import FORCED
 
 
 class DraftLength(ABC):
-    """Chooses gamma from what is known before anything is drawn."""
+    """Choose gamma from what is known before anything is drawn."""
 
     is_timed = False
-    """Whether gamma depends on a clock: under the rejection rule a seed alone does not tell the text then."""
+    """Whether gamma depends on a clock: under the rejection rule a seed alone does not fix the text then."""
 
     target: PassCost | None = None
     """What a pass of the target costs, where the rule measures it."""
 
     @abstractmethod
-    def __call__(self, batch: Batch) -> Gamma:
-        """Most tokens to draft for each row; 0 decodes it plainly."""
+    def __call__(self, batch: Batch) -> DraftBudget:
+        """Return the most tokens to draft for each row; 0 decodes it plainly."""
 
-    def cut(self, batch: Batch, draft: Draft) -> Draft:
-        """The part of a draft that is worth its pass. Drawn tokens stay; the others are functions of their context."""
-        return draft
+    def trim(self, batch: Batch, proposed: Draft) -> Draft:
+        """Return the part of a draft that is worth its pass. Drawn tokens must stay."""
+        return proposed
 
-    def learn(self, batch: Batch, offered: Draft, blocks: Sequence[Sequence[int]], width: int, seconds: float) -> None:
-        """What came of a round: the draft before it was cut, the tokens of each row, the width of the target's block,
-        and the seconds from the end of drafting to the end of the round."""
+    def learn(self, batch: Batch, proposed: Draft, accepted: Accepted, timer: PhaseTimer) -> None:
+        """Learn from a round, before its commit.
+
+        Args:
+            batch: as it was before the round.
+            proposed: the draft before it was trimmed.
+            accepted: what the round emits.
+            timer: of the round so far.
+        """
         return
 
     def remarks(self) -> tuple[str, ...]:
-        """What a user should know of the drafts: of a draft model that does not pay, say."""
+        """Return what a user should know about the drafts: that a draft model does not pay, say."""
         return ()
 
 
@@ -61,9 +71,10 @@ class Fixed(DraftLength):
             raise InvalidRequestError(f"gamma is the number of tokens to draft, 0 or more; got {gamma}.")
         self.gamma = gamma
 
-    def __call__(self, batch: Batch) -> Gamma:
-        """Gamma of each row. The last token a row may emit is the target's own, so it is not drafted."""
-        return Gamma(min(self.gamma if s.gamma is None else s.gamma, s.remaining - 1) for s in batch.sequences)
+    def __call__(self, batch: Batch) -> DraftBudget:
+        """Return gamma for each row. The last token a row may emit is the target's own, so it is not drafted."""
+        wanted = [self.gamma if s.gamma is None else s.gamma for s in batch.sequences]
+        return DraftBudget([min(n, s.remaining - 1) for n, s in zip(wanted, batch.sequences, strict=True)])
 
 
 class Auto(DraftLength):
@@ -72,7 +83,7 @@ class Auto(DraftLength):
     Args:
         target: what a pass of the target costs.
         drafts: what a pass of a draft model costs, by the name of its drafter. Tokens of these drafters are drawn,
-            one pass each, so how many is chosen before; tokens of others are cut afterwards.
+            one pass each, so how many is chosen before; tokens of others are trimmed afterwards.
         longest: most tokens in a draft.
     """
 
@@ -87,50 +98,51 @@ class Auto(DraftLength):
         self._copiers: set[str] = set()  # drafters whose tokens are functions of their context
         self._in_vain = 0  # rounds since a draft was worth its width
 
-    def __call__(self, batch: Batch) -> Gamma:
-        """Up to ``longest`` tokens; of draft models as many as pay."""
+    def __call__(self, batch: Batch) -> DraftBudget:
+        """Return up to ``longest`` tokens; for draft models as many as pay."""
         room = [s.remaining - 1 for s in batch.sequences]
         most = [self.longest if s.gamma is None else s.gamma for s in batch.sequences]
         pays = {name: self._to_draw(name, batch) for name in self.drafts}
         if len(batch) > 1 and self._rests():
             pays |= dict.fromkeys(self._copiers, 0)  # of many rows, looking for copies takes a few per cent of a round
-        drawn = {
+        limits = {
             name: [min(width if s.gamma is None else s.gamma, n) for s, n in zip(batch.sequences, room, strict=True)]
             for name, width in pays.items()
         }
-        return Gamma(map(min, most, room), drawn)
+        return DraftBudget(list(map(min, most, room)), limits)
 
     def _rests(self) -> bool:
-        """Whether copies are not looked for in this round: the longer in vain, the rarer."""
+        """Whether this round looks for no copies: the longer it was in vain, the rarer."""
         step = _PATIENCE if self._in_vain < _PATIENCE**2 else _PATIENCE**2
         return self._in_vain >= _PATIENCE and self._in_vain % step > 0
 
-    def cut(self, batch: Batch, draft: Draft) -> Draft:
-        """The draft, cut to the width that pays best: the rows share it."""
-        if not draft.width:
+    def trim(self, batch: Batch, proposed: Draft) -> Draft:
+        """Return the draft, trimmed to the width that pays best: the rows share it."""
+        if not proposed.width:
             self._in_vain += 1
-            return draft
-        drawn = draft.drawn_lengths(self.drafts)
-        fixed = [drawn[b] if s.gamma is None else len(draft.spans[b]) for b, s in enumerate(batch.sequences)]
-        gains = [self._chances(row, s, draft) for row, s in enumerate(batch.sequences)]
+            return proposed
+        drawn, lengths = proposed.drawn_lengths(self.drafts), proposed.lengths
+        fixed = [drawn[b] if s.gamma is None else lengths[b] for b, s in enumerate(batch.sequences)]
+        gains = [self._chances(s, row) for s, row in zip(batch.sequences, proposed.rows, strict=True)]
         width = best_width(gains, self.target, least=max(fixed))
         self._in_vain = 0 if width else self._in_vain + 1
-        return draft.cut(width)
+        return proposed.trim(width)
 
-    def learn(self, batch: Batch, offered: Draft, blocks: Sequence[Sequence[int]], width: int, seconds: float) -> None:
-        """A token that was offered and came, came as if it had been drafted: what was cut teaches as well."""
+    def learn(self, batch: Batch, proposed: Draft, accepted: Accepted, timer: PhaseTimer) -> None:
+        """Learn costs and acceptance; a token that was trimmed, and came all the same, counts as accepted."""
         self._rounds += 1
-        self.target.learn(len(batch), width, seconds)
-        for row, (sequence, block) in enumerate(zip(batch.sequences, blocks, strict=True)):
-            for source, evidence, token, came in zip(*_told(offered, row), block, strict=False):
+        seconds = timer.seconds
+        self.target.learn(len(batch), accepted.draft.width + 1, seconds["verify_s"] + seconds["sample_s"])
+        for sequence, row, tokens in zip(batch.sequences, proposed.rows, accepted.tokens, strict=True):
+            for token, source, support, new in zip(row.tokens, row.source, row.support, tokens, strict=False):
                 if source != FORCED:
                     self._copiers |= {source} - self.drafts.keys()
-                    self.acceptance.learn(sequence, source, evidence, token == came)
-                if token != came:
+                    self.acceptance.learn(sequence, source, support, token == new)
+                if token != new:
                     break
 
     def remarks(self) -> tuple[str, ...]:
-        """Of each draft model that one sequence by itself is better off without, and why."""
+        """Return of each draft model that one sequence by itself is better off without why that is so."""
         found = []
         for name, cost in self.drafts.items():
             rate, share = self.acceptance.overall(name, 0), cost(1, 1) / self.target(1, 1)
@@ -146,35 +158,34 @@ class Auto(DraftLength):
                 )
         return tuple(found)
 
-    def _chances(self, row: int, sequence: TokenSequence, draft: Draft) -> list[float]:
-        """The chance of each drafted token to be reached and accepted."""
-        sources, evidence, _ = _told(draft, row)
-        told = list(zip(sources, evidence, strict=True))
-        rates = {kind: self.acceptance(sequence, *kind) for kind in set(told)}
-        return list(accumulate((rates[kind] for kind in told), mul))
+    def _chances(self, sequence: TokenSequence, row: DraftRow) -> list[float]:
+        """Return the chance of each drafted token to be reached and accepted."""
+        kinds = list(zip(row.source, row.support, strict=True))
+        rates = {kind: self.acceptance(sequence, *kind) for kind in set(kinds)}
+        return list(accumulate((rates[kind] for kind in kinds), mul))
 
     def _to_draw(self, name: str, batch: Batch) -> int:
-        """How many tokens of a draft model pay; where none do, one is tried now and then."""
+        """Return how many tokens of a draft model pay; where none do, one is tried now and then."""
         width = self._paying_width(name, [self.acceptance(s, name, 0) for s in batch.sequences])
         return width or int(self._rounds % _RETRY == _RETRY - 1)
 
     def _paying_width(self, name: str, rates: Sequence[float]) -> int:
-        """How many tokens of a draft model pay where each row accepts them at its own rate."""
+        """Return how many tokens of a draft model pay where each row accepts them at its own rate."""
         chances = [list(accumulate([rate] * self.longest, mul)) for rate in rates]
         step = self.drafts[name](len(rates), 1)
         return best_width(chances, lambda rows, width: self.target(rows, width) + (width - 1) * step)
 
 
-_PATIENCE = 4  # rounds in vain after which several rows look for copies every so many rounds; later, times as many
+_PATIENCE = 4  # rounds in vain after which several rows look for copies only every so many rounds; later, its square
 _RETRY = 64  # rounds from one try to the next of a draft model that does not pay
 _MARGIN = 1.02  # by which a draft must be expected to win: estimates err, and a wrong one costs
 
 
 def best_width(chances: Sequence[Sequence[float]], cost: Callable[[int, int], float], least: int = 0) -> int:
-    """The number of drafted tokens per row with which a token takes the fewest seconds, in the mean of the rows.
+    """Return the number of drafted tokens per row with which a token takes the fewest seconds, in the mean of the rows.
 
     For one row that is the most expected tokens per second. Of several, one that gains much does not outweigh others
-    that only wait longer: whoever asked for all of them has to wait for the last.
+    that only wait longer: a request for all of them has to wait for the last.
 
     Args:
         chances: per row, the chance of each drafted token to be reached and accepted; they fall.
@@ -193,6 +204,22 @@ def best_width(chances: Sequence[Sequence[float]], cost: Callable[[int, int], fl
     return best if fastest * _MARGIN < plain else least
 
 
-def _told(draft: Draft, row: int) -> tuple[Sequence[str], Sequence[int], Sequence[int]]:
-    """Drafter, evidence and id of each token of a row."""
-    return draft.sources[row], draft.evidence_or_zero()[row], draft.spans[row]
+def draft_length_for(
+    gamma: int | Literal["auto"] | DraftLength, target: LanguageModel, drafter: Drafter
+) -> DraftLength:
+    """Return the rule for a decoder's ``gamma``; for ``"auto"`` the models are measured, or their costs read from disk.
+
+    Raises:
+        InvalidRequestError: for anything else than an integer >= 0, ``"auto"`` or a rule.
+    """
+    if isinstance(gamma, DraftLength):
+        return gamma
+    if isinstance(gamma, int):
+        return Fixed(gamma)
+    if gamma != "auto":
+        raise InvalidRequestError(f"gamma must be an integer, 'auto' or a DraftLength, got {shown(gamma)}.")
+    from agentspec.runtime.cache import DiskCache  # here, so that a fixed gamma does without diskcache
+
+    cache = DiskCache()
+    drafts = {name: measured(model, cache) for name, model in drafter.models().items()}
+    return Auto(measured(target, cache), drafts)

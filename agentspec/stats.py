@@ -7,7 +7,6 @@ agent), ``AgentRun`` (in ``agentspec.report``) the fold of an agent's steps and 
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -17,40 +16,16 @@ FORCED = "forced"
 """Name under which tokens that a grammar left no choice about are counted; they say nothing about acceptance."""
 
 
-class Laps:
-    """A stopwatch: each lap books the seconds since the last one under a name.
-
-    It reads the host's clock and waits for no device: a phase that only launches kernels is short, and who knows how
-    long they took (``device.Stopwatch``) moves the seconds that a later phase waited for them.
-    """
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    @property
-    def total_s(self) -> float:
-        """All that was booked so far."""
-        return sum(self.seconds.values())
-
-    def lap(self, name: str) -> float:
-        """Book the time since the last lap under ``name``; returns now, as ``time.perf_counter`` tells it."""
-        now = time.perf_counter()
-        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
-        self._last = now
-        return now
-
-    def move(self, seconds: float, source: str, to: str) -> None:
-        """Book ``seconds`` already counted under ``source`` (as far as there are so many) under ``to`` instead."""
-        seconds = min(seconds, self.seconds[source])
-        self.seconds[source] -= seconds
-        self.seconds[to] = self.seconds.get(to, 0.0) + seconds
-
-
 @dataclass(frozen=True)
 class RowStats:
-    """One row of one round: tokens that each drafter proposed, those of them that the target accepted, all that were
-    committed, and those of them that a grammar had a say in."""
+    """One row of one round.
+
+    Args:
+        drafted: tokens that each drafter proposed.
+        accepted: those of them that the target accepted.
+        committed: number of tokens that were committed.
+        constrained: number of these at whose positions a grammar applied.
+    """
 
     drafted: Mapping[str, int]
     accepted: Mapping[str, int]
@@ -60,26 +35,23 @@ class RowStats:
 
 @dataclass(frozen=True)
 class RoundStats:
-    """One round: its rows in batch order, the seconds of its phases (draft, mask, verify, sample), and the width of
-    the target's block, in tokens per row."""
+    """One round.
+
+    Args:
+        rows: in the order of the batch.
+        seconds: of every one of ``ROUND_PHASES``.
+        width: tokens per row of the target's pass.
+    """
 
     rows: tuple[RowStats, ...]
     seconds: Mapping[str, float]
     width: int = 1
 
 
-PHASES = (
-    "queue_s",
-    "template_s",
-    "prefill_s",
-    "draft_prefill_s",
-    "draft_s",
-    "mask_s",
-    "verify_s",
-    "sample_s",
-    "detokenize_s",
-    "other_s",
-)
+ROUND_PHASES = ("draft_s", "mask_s", "verify_s", "sample_s", "detokenize_s")
+"""What a round is made of; the rest of a step is the same without speculation, but for the draft's prefill."""
+
+PHASES = ("queue_s", "template_s", "prefill_s", "draft_prefill_s", *ROUND_PHASES, "other_s")
 
 
 def add_counts(counts: Counter[str], more: Mapping[str, int]) -> None:

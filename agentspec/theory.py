@@ -1,8 +1,9 @@
 """The formulas of the paper (Leviathan, Kalman, Matias 2022, arXiv 2211.17192): what a draft should be worth.
 
-``alpha`` is the expected share of drafted tokens that the target accepts, each given that those before it were, taken
-to be independent of the position; ``gamma`` the tokens drafted per round, not necessarily a whole number (a mean);
-``c`` the time of one pass of the draft over one of the target.
+- ``alpha``: the expected share of drafted tokens that the target accepts, each given that those before it were. It is
+  taken to be independent of the position.
+- ``gamma``: the tokens drafted per round; a mean, so not necessarily a whole number.
+- ``c``: the time of one pass of the draft over one of the target.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from agentspec.errors import InvalidRequestError
 
 
 def expected_tokens(alpha: float, gamma: float) -> float:
-    """Tokens that a round emits, equation (1): ``(1 - alpha^(gamma+1)) / (1 - alpha)``; ``gamma + 1`` at alpha 1.
+    """Return the tokens that a round emits, equation (1): ``(1 - alpha^(gamma+1)) / (1 - alpha)``, or ``gamma + 1``.
 
     Raises:
         InvalidRequestError: for an alpha outside 0 to 1, or a negative gamma.
@@ -21,7 +22,7 @@ def expected_tokens(alpha: float, gamma: float) -> float:
 
 
 def walltime_improvement(alpha: float, gamma: float, c: float, v: float = 1.0) -> float:
-    """How many times faster than plain decoding, theorem 3.8: equation (1) over ``gamma c + 1``.
+    """Return the speed-up over plain decoding, theorem 3.8: equation (1) over ``gamma c + 1``.
 
     Args:
         alpha: acceptance.
@@ -39,7 +40,7 @@ def walltime_improvement(alpha: float, gamma: float, c: float, v: float = 1.0) -
 
 
 def operations_factor(alpha: float, gamma: float, c_hat: float) -> float:
-    """Arithmetic operations over those of plain decoding, theorem 3.11.
+    """Return the arithmetic operations over those of plain decoding, theorem 3.11.
 
     ``(1 - alpha)(gamma c_hat + gamma + 1) / (1 - alpha^(gamma+1))``, with ``c_hat`` the operations of the draft per
     token over the target's.
@@ -53,7 +54,7 @@ def operations_factor(alpha: float, gamma: float, c_hat: float) -> float:
 
 
 def best_gamma(alpha: float, c: float, limit: int = 64) -> int:
-    """The gamma up to ``limit`` that makes decoding fastest by theorem 3.8 (section 3.5); 0 where no draft pays.
+    """Return the gamma up to ``limit`` that makes decoding fastest by theorem 3.8 (section 3.5); 0 where none pays.
 
     By corollary 3.9 a draft pays exactly where ``alpha > c``.
 

@@ -1,4 +1,4 @@
-"""Votes over samples (self-consistency, Wang et al. 2022, arXiv 2203.11171), and when a vote is decided. No models."""
+"""Votes over samples (self-consistency, Wang et al. 2022, arXiv 2203.11171), and when a vote is decided."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Stop = Literal["none", "unanimous_window", "adaptive"]
 
 @dataclass(frozen=True)
 class Ballot:
-    """What a sample votes for.
+    """The vote of one sample.
 
     Args:
         index: of the sample.
@@ -29,7 +29,9 @@ class Ballot:
 
 
 def canonical(value: Any) -> str:
-    """A form in which equal answers are equal: key order, white space at the ends and ``1.0`` for ``1`` do not matter.
+    """Return a form in which equal answers are equal.
+
+    Key order, white space at the ends and ``1.0`` for ``1`` do not matter.
 
     Raises:
         TypeError: for what is no JSON value.
@@ -50,7 +52,7 @@ def _plain(value: Any) -> Any:
 
 
 def tally(ballots: Sequence[Ballot], *, weighted: bool = False) -> dict[str, float]:
-    """Votes, or weights, per answer; the answers in the order in which they were first given."""
+    """Return votes, or weights, per answer; the answers in the order in which they were first given."""
     votes: dict[str, float] = {}
     for ballot in sorted(ballots, key=lambda ballot: ballot.index):
         if ballot.key is not None:
@@ -61,12 +63,12 @@ def tally(ballots: Sequence[Ballot], *, weighted: bool = False) -> dict[str, flo
 def winner(
     ballots: Sequence[Ballot], *, weighted: bool = False, tie: Literal["first", "logprob"] = "first"
 ) -> str | None:
-    """The answer with the most votes; None without any.
+    """Return the answer with the most votes; None without any.
 
     Args:
         ballots: of all samples.
-        weighted: whether weights count and not heads.
-        tie: between equals, the answer given by the earliest sample, or by the sample of the highest log-probability.
+        weighted: whether weights count, not heads.
+        tie: among equals, the answer of the earliest sample, or of the sample with the highest log-probability.
     """
     votes = tally(ballots, weighted=weighted)
     if not votes:
@@ -85,14 +87,14 @@ def winner(
 def is_decided(
     ballots: Sequence[Ballot], samples: int, *, stop: Stop, threshold: float = 0.95, min_samples: int = 3
 ) -> bool:
-    """Whether the samples that are still on their way may be left out.
+    """Whether the samples that are not finished may be left out.
 
     Args:
-        ballots: of the samples that are done.
-        samples: how many there are to be in all.
+        ballots: of the finished samples.
+        samples: how many there will be in all.
         stop: ``"none"``: never. ``"unanimous_window"``: once ``min_samples`` samples agree without a dissent.
             ``"adaptive"``: once the leader is the majority answer with a probability of ``threshold`` (Aggarwal et al.
-            2023, arXiv 2305.11860). But for ``"none"`` also once nothing can change the majority any more.
+            2023, arXiv 2305.11860). Except with ``"none"``, also once nothing can change the majority.
         threshold: of ``"adaptive"``.
         min_samples: fewest samples.
     """
@@ -110,7 +112,7 @@ def is_decided(
 
 
 def leads(leader: int, second: int) -> float:
-    """Probability that the leader is the more frequent of two answers, after these counts of each.
+    """Return the probability that the leader is the more frequent of two answers, after these counts of each.
 
     The posterior of its share is Beta(leader + 1, second + 1) under a flat prior; this is its mass above a half.
     """

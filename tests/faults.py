@@ -27,11 +27,13 @@ from agentspec import (
     SpeculativeDecoder,
 )
 from agentspec import Sequence as TokenSequence
+from agentspec.drafters import DraftBudget
 from agentspec.engine.request import Delta
 from agentspec.engine.scheduler import Scheduler
 from agentspec.engine.state import RequestState
 from agentspec.grammars import GrammarCursor
 from agentspec.runtime.detokenizer import Detokenizer
+from agentspec.runtime.phase_timer import PhaseTimer
 
 VOCABULARY, MARK, END = 8, 7, 6
 ROWS = 3
@@ -111,9 +113,9 @@ class TroubledDrafter(Cascade):
         super().__init__([PromptLookupDrafter(min_ngram=1), ModelDrafter(draft)])
         self._trouble = trouble
 
-    def propose(self, batch: Batch, gamma: Sequence[int], cursor: GrammarCursor) -> Draft:
+    def propose(self, batch: Batch, budget: DraftBudget, cursor: GrammarCursor) -> Draft:
         self._strike("drafter", batch)
-        draft = super().propose(batch, gamma, cursor)
+        draft = super().propose(batch, budget, cursor)
         self._strike("drafter, done", batch)
         return draft
 
@@ -133,9 +135,9 @@ class TroubledLength(Fixed):
         self._strike("draft length", batch)
         return super().__call__(batch)
 
-    def cut(self, batch: Batch, draft: Draft) -> Draft:
-        self._strike("draft length, cut", batch)
-        return draft
+    def trim(self, batch: Batch, proposed: Draft) -> Draft:
+        self._strike("draft length, trim", batch)
+        return proposed
 
     def learn(self, batch: Batch, *others: Any) -> None:
         self._strike("draft length, learn", batch)
@@ -190,15 +192,15 @@ class TroubledSequence(TokenSequence):
 
     trouble: Trouble | None = None
 
-    def extend(self, block: list[int], walked: int = 0) -> int:
+    def extend(self, tokens: Sequence[int], consumed: int = 0, timer: PhaseTimer | None = None) -> int:
         self._strike("commit")
         if self.trouble is not None and self.trouble.seam == "commit, half":
-            self.context.append(block[0])
+            self.context.append(tokens[0])
             self._strike("commit, half")
             self.context.pop()
-        taken = super().extend(block, walked)
+        count = super().extend(tokens, consumed, timer)
         self._strike("commit, done")
-        return taken
+        return count
 
     def finish(self, reason: Any) -> None:
         self._strike("commit, finish")
@@ -218,7 +220,7 @@ SEAMS = (
     "draft model",
     "draft prefill",
     "draft length",
-    "draft length, cut",
+    "draft length, trim",
     "draft length, learn",
     "grammar, token_mask",
     "grammar, forced",

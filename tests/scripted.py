@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from agentspec import Batch, Draft, Drafter
+from agentspec.drafters import DraftBudget
 from agentspec.grammars import GrammarCursor
 
 QUESTION = "What time is it?"
@@ -139,15 +140,15 @@ class Oracle(Drafter):
         self._start, self._tokens, self._first = start, list(tokens), first
         self._wrong_from = wrong_from
 
-    def propose(self, batch: Batch, gamma: Sequence[int], cursor: GrammarCursor) -> Draft:
-        spans = []
-        for row, count in enumerate(gamma):
+    def propose(self, batch: Batch, budget: DraftBudget, cursor: GrammarCursor) -> Draft:
+        proposed = []
+        for row, count in enumerate(budget.of(self.name)):
             at = len(cursor.context(row)) - self._start
             count = min(self._first if at == 0 else count, count)
-            span = self._tokens[at : at + count]
+            tokens = self._tokens[at : at + count]
             # Beyond the end of the text, whatever: nothing there may be emitted.
-            span += [(at + i) % 7 for i in range(len(span), count)]
+            tokens += [(at + i) % 7 for i in range(len(tokens), count)]
             if self._wrong_from is not None:
-                span = [(t + 1) % 256 if i >= self._wrong_from else t for i, t in enumerate(span)]
-            spans.append(span)
-        return Draft.of_spans(spans, batch.device)
+                tokens = [(t + 1) % 256 if i >= self._wrong_from else t for i, t in enumerate(tokens)]
+            proposed.append(tokens)
+        return Draft.of_tokens(proposed, self.name, batch.device)

@@ -1,4 +1,4 @@
-"""Several drafters, one draft: forced tokens, then the first drafter that has something to say, per position."""
+"""Several drafters, one draft: forced tokens, then the first drafter that proposes something, per position."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 
 from agentspec.batch import Batch
-from agentspec.drafters import Draft, Drafter, Gamma
+from agentspec.drafters import Draft, DraftBudget, Drafter, DraftRow
 from agentspec.grammars import GrammarCursor
 from agentspec.models import LanguageModel
 from agentspec.stats import FORCED
 
 
 class Cascade(Drafter):
-    """Chooses the drafter of every position from the context, drafted prefix included.
+    """Choose the drafter of every position from the context, drafted prefix included.
 
-    Where a grammar leaves one legal token, it is drafted without asking anyone and does not count against gamma: the
-    target must accept it. Elsewhere the drafters are asked in order, cheapest first. Each says all it has to say; it is
+    Where a grammar leaves one legal token, it is drafted without a drafter and does not count against the budget: the
+    target must accept it. Elsewhere the drafters are asked in order, cheapest first. Each proposes all it can; it is
     asked again where others went on.
 
     Args:
@@ -32,16 +32,18 @@ class Cascade(Drafter):
         self.drafters = tuple(drafters)
         self.max_forced = max_forced
 
-    def propose(self, batch: Batch, gamma: Sequence[int], cursor: GrammarCursor) -> Draft:
-        """Mixed blocks: forced tokens, a look-up span, model tokens, forced ones again."""
+    def propose(self, batch: Batch, budget: DraftBudget, cursor: GrammarCursor) -> Draft:
+        """Draft mixed blocks: forced tokens, copied ones, model tokens, forced ones again."""
         cursor.reserve_forced()
-        rows = [_Row(s.remaining - 1 if most else 0, most) for s, most in zip(batch.sequences, gamma, strict=True)]
+        most = budget.of(self.name)
+        rows = [_GrowingRow(s.remaining - 1 if n else 0, n) for s, n in zip(batch.sequences, most, strict=True)]
         while True:
             for b, row in enumerate(rows):
                 self._force(b, row, cursor)
-            if not any(self._ask(drafter, batch, rows, gamma, cursor) for drafter in self.drafters):
+            if not any(self._ask(drafter, batch, rows, budget, cursor) for drafter in self.drafters):
                 break
-        return _assemble(rows, batch)
+        drafted = tuple(DraftRow(row.tokens, row.source, row.support) for row in rows)
+        return Draft(drafted, batch.device, _mixed_q(rows))
 
     def prefill(self, contexts: Sequence[list[int]]) -> None:
         """Let every drafter get ready."""
@@ -49,77 +51,73 @@ class Cascade(Drafter):
             drafter.prefill(contexts)
 
     def models(self) -> Mapping[str, LanguageModel]:
-        """Those of all drafters."""
+        """Return those of all drafters."""
         return {name: model for drafter in self.drafters for name, model in drafter.models().items()}
 
-    def _force(self, b: int, row: _Row, cursor: GrammarCursor) -> None:
+    def _force(self, b: int, row: _GrowingRow, cursor: GrammarCursor) -> None:
         while row.room and row.forced < self.max_forced and (token := cursor.forced(b)) is not None:
             row.add(token, FORCED, 0, None)
             cursor.consume(b, token)
 
     def _ask(
-        self, drafter: Drafter, batch: Batch, rows: list[_Row], most: Sequence[int], cursor: GrammarCursor
+        self, drafter: Drafter, batch: Batch, rows: list[_GrowingRow], budget: DraftBudget, cursor: GrammarCursor
     ) -> bool:
-        """Let a drafter propose where a choice is left; whether it said anything."""
-        if isinstance(most, Gamma):
-            most = most.of(drafter.name)
-        gamma = [
-            row.left(drafter, n) if cursor.is_open(b) else 0 for b, (row, n) in enumerate(zip(rows, most, strict=True))
-        ]
-        if not any(n > 0 for n in gamma):
+        """Let a drafter propose where a choice is left; return whether it did."""
+        limits = budget.of(drafter.name)
+        most = [row.left(drafter, limits[b]) if cursor.is_open(b) else 0 for b, row in enumerate(rows)]
+        if not any(n > 0 for n in most):
             return False
-        draft = drafter.propose(batch, gamma, cursor)
-        names, evidence = draft.sources_or(drafter.name), draft.evidence_or_zero()
-        for b, span in enumerate(draft.spans):
-            for k, token in enumerate(span):
-                rows[b].add(token, names[b][k], evidence[b][k], None if draft.q is None else draft.q[b, k])
-                rows[b].gamma -= 1
-            rows[b].heard[id(drafter)] = len(rows[b].tokens)
-        return any(draft.spans)
+        draft = drafter.propose(batch, DraftBudget(most), cursor)
+        for b, (row, proposed) in enumerate(zip(rows, draft.rows, strict=True)):
+            for k, token in enumerate(proposed.tokens):
+                row.add(token, proposed.source[k], proposed.support[k], None if draft.q is None else draft.q[b, k])
+            row.budget -= len(proposed.tokens)
+            row.heard[id(drafter)] = len(row.tokens)
+        return draft.width > 0
 
 
-class _Row:
+class _GrowingRow:
     """The draft of one row while it grows."""
 
-    def __init__(self, room: int, gamma: int) -> None:
+    def __init__(self, room: int, budget: int) -> None:
         self.room = room
-        self.gamma = gamma
+        self.budget = budget
         self.forced = 0
         self.tokens: list[int] = []
-        self.sources: list[str] = []
-        self.evidence: list[int] = []
-        self.laws: list[Tensor | None] = []
-        self.heard: dict[int, int] = {}  # by the drafter's id, the length of the draft behind what a drafter said last
+        self.source: list[str] = []
+        self.support: list[int] = []
+        self.q: list[Tensor | None] = []
+        self.heard: dict[int, int] = {}  # by the drafter's id, the length of the draft after its last proposal
 
-    def left(self, drafter: Drafter, most: int) -> int:
-        """How many tokens a drafter may add; none where nothing was said since it said all it had to say."""
+    def left(self, drafter: Drafter, limit: int) -> int:
+        """Return how many tokens a drafter may add; 0 where nothing was added since it proposed all it could."""
         if self.heard.get(id(drafter)) == len(self.tokens):
             return 0
-        return min(self.gamma, self.room, most - self.sources.count(drafter.name))
+        return min(self.budget, self.room, limit - self.source.count(drafter.name))
 
-    def add(self, token: int, source: str, evidence: int, law: Tensor | None) -> None:
+    def add(self, token: int, source: str, support: int, q: Tensor | None) -> None:
         self.tokens.append(token)
-        self.sources.append(source)
-        self.evidence.append(evidence)
-        self.laws.append(law)
+        self.source.append(source)
+        self.support.append(support)
+        self.q.append(q)
         self.room -= 1
         self.forced += source == FORCED
 
 
-def _assemble(rows: list[_Row], batch: Batch) -> Draft:
-    tokens, sources, evidence = ([getattr(row, name) for row in rows] for name in ("tokens", "sources", "evidence"))
-    known = next((law for row in rows for law in row.laws if law is not None), None)
+def _mixed_q(rows: list[_GrowingRow]) -> Tensor | None:
+    """Return ``[B, K, V]``, one-hot where a token was not drawn; None where none was."""
+    known = next((q for row in rows for q in row.q if q is not None), None)
     if known is None:
-        return Draft.of_spans(tokens, batch.device, None, sources, evidence)
-    q = known.new_zeros(len(rows), max(map(len, tokens)), len(known))
+        return None
+    mixed = known.new_zeros(len(rows), max(len(row.q) for row in rows), len(known))
     for b, row in enumerate(rows):
-        for k, law in enumerate(row.laws):
-            q[b, k] = _one_hot(row.tokens[k], like=known) if law is None else law
-    return Draft.of_spans(tokens, batch.device, q, sources, evidence)
+        for k, q in enumerate(row.q):
+            mixed[b, k] = _one_hot(row.tokens[k], like=known) if q is None else q
+    return mixed
 
 
 def _one_hot(token: int, like: Tensor) -> Tensor:
-    """``[V]``: the law of a token that is a function of its context."""
-    law = torch.zeros_like(like)
-    law[token] = 1
-    return law
+    """Return the distribution ``[V]`` of a token that is a function of its context."""
+    q = torch.zeros_like(like)
+    q[token] = 1
+    return q

@@ -1,4 +1,4 @@
-"""Drafts by a cheaper model that speaks the same tokens, by itself or translated (``models/translated.py``)."""
+"""Drafts by a cheaper model with the target's vocabulary, or across vocabularies (``models/cross_vocab``)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from agentspec.batch import Batch
-from agentspec.drafters import Draft, Drafter
+from agentspec.drafters import Draft, DraftBudget, Drafter
 from agentspec.grammars import GrammarCursor
 from agentspec.models import CachingModel, LanguageModel, SelectiveModel, max_context
 from agentspec.rng import Role
@@ -19,15 +19,15 @@ from agentspec.sampling import warp
 
 
 class ModelDrafter(Drafter):
-    """Draws gamma tokens from a draft model, one after the other, under the target's settings and masks.
+    """Draw tokens from a draft model, one after the other, under the target's settings and masks.
 
-    A draft that scores more or fewer ids than the target (padded heads) is cut or filled to the target's; where its
-    context ends, or holds an id that it does not know, it drafts nothing.
+    Logits over more or fewer ids than the target's (padded heads) are cut or filled to those. Where the context is too
+    long for the draft model, or holds an id that it does not know, nothing is drafted.
 
     Args:
-        model: the draft; the target itself is allowed (then every token is accepted).
-        masked: whether it draws under the target's grammar masks. Without them the law of the text is the same, and
-            fewer drafts are accepted.
+        model: the draft model; the target itself is allowed (then every token is accepted).
+        masked: whether it draws under the target's grammar masks. Without them the distribution of the text is the
+            same, and fewer tokens are accepted.
     """
 
     name = "model"
@@ -37,34 +37,37 @@ class ModelDrafter(Drafter):
         self._masked = masked
         self._limit = max_context(model) or math.inf
 
-    def propose(self, batch: Batch, gamma: Sequence[int], cursor: GrammarCursor) -> Draft:
-        """``gamma[b]`` tokens from q; fewer where an end token was drawn."""
-        spans: list[list[int]] = [[] for _ in range(len(batch))]
+    def propose(self, batch: Batch, budget: DraftBudget, cursor: GrammarCursor) -> Draft:
+        """Draw up to the budget's tokens from q; fewer where an end token was drawn."""
+        most = budget.of(self.name)
+        tokens: list[list[int]] = [[] for _ in range(len(batch))]
         q: Tensor | None = None
-        for k in range(max(gamma)):
-            rows = [b for b in range(len(batch)) if k < gamma[b] and cursor.is_open(b)]
-            rows = [b for b in rows if len(spans[b]) == k and self._can_read(cursor.context(b), cursor.vocab_size)]
+        for k in range(max(most)):
+            rows = [b for b in range(len(batch)) if k < most[b] and cursor.is_open(b)]
+            rows = [b for b in rows if len(tokens[b]) == k and self._can_read(cursor.context(b), cursor.vocab_size)]
             if not rows:
                 break
-            logits = self.model.next_logits([cursor.context(b) for b in rows], [1] * len(rows))[
-                ..., : cursor.vocab_size
-            ]
-            logits = pad(logits, (0, cursor.vocab_size - logits.shape[-1]), value=-math.inf)
-            params = [batch.params[b] for b in rows]
-            masks = cursor.token_masks(rows) if self._masked else None
-            law = warp(logits, params, masks, [batch.prefix(b, cursor.tokens(b)) for b in rows])[:, 0]  # [R, V]
-            at = vector([cursor.drafted(b) for b in rows], law, torch.long)
-            tokens = batch.rng.select(rows).draw(law, Role.DRAFT, at)
+            q_k = self._next_q(rows, batch, cursor)
+            at = vector([cursor.drafted(b) for b in rows], q_k, torch.long)
+            drawn = batch.rng.select(rows).draw(q_k, Role.DRAFT, at)
             if q is None:
-                q = law.new_zeros(len(batch), max(gamma), law.shape[-1])
-            q[vector(rows, law, torch.long), k] = law
-            told = torch.stack([tokens, law[:, 0].isnan().long()], dim=1).tolist()  # here the host waits for the draft
-            for b, (token, is_over) in zip(rows, told, strict=True):
-                if not is_over:  # where nothing is legal, nothing can be drawn
-                    spans[b].append(token)
+                q = q_k.new_zeros(len(batch), max(most), q_k.shape[-1])
+            q[vector(rows, q_k, torch.long), k] = q_k
+            read = torch.stack([drawn, q_k[:, 0].isnan().long()], dim=1).tolist()  # the host waits for the draft model
+            for b, (token, is_undefined) in zip(rows, read, strict=True):
+                if not is_undefined:  # where nothing is legal, nothing can be drawn
+                    tokens[b].append(token)
                     cursor.consume(b, token)
-        width = max(map(len, spans))
-        return Draft.of_spans(spans, batch.device, None if q is None else q[:, :width])
+        width = max(map(len, tokens))
+        return Draft.of_tokens(tokens, self.name, batch.device, q=None if q is None else q[:, :width])
+
+    def _next_q(self, rows: list[int], batch: Batch, cursor: GrammarCursor) -> Tensor:
+        """Return the distribution ``[R, V]`` of the next token of each of these rows."""
+        contexts, size = [cursor.context(b) for b in rows], cursor.vocab_size
+        logits = self.model.next_logits(contexts, [1] * len(rows))[..., :size]
+        logits = pad(logits, (0, size - logits.shape[-1]), value=-math.inf)
+        params, prefixes = [batch.params[b] for b in rows], [batch.prefix(b, cursor.tokens(b)) for b in rows]
+        return warp(logits, params, cursor.token_masks(rows) if self._masked else None, prefixes)[:, 0]
 
     def prefill(self, contexts: Sequence[list[int]]) -> None:
         """Let the draft model compute the contexts."""
@@ -73,11 +76,11 @@ class ModelDrafter(Drafter):
             self.model.next_logits(known, [0] * len(known))
 
     def models(self) -> Mapping[str, LanguageModel]:
-        """The draft model."""
+        """Return the draft model."""
         return {self.name: self.model}
 
     def _can_read(self, context: list[int], target_ids: int | None) -> bool:
-        """Whether the context fits the draft's own, and holds no id that only the target has."""
+        """Whether the context fits the draft model's, and holds no id that only the target has."""
         if isinstance(self.model, SelectiveModel):
             return self.model.can_read(context)
         has_all_ids = target_ids is not None and target_ids <= self.model.vocab_size

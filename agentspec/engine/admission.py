@@ -21,14 +21,10 @@ from agentspec.runtime.detokenizer import Detokenizer
 from agentspec.runtime.threads import OverdueError, run_apart, stack_of
 from agentspec.runtime.tokens import exact_decoder
 from agentspec.sampling import SamplingParams
-from agentspec.sequence import Sequence
+from agentspec.sequence import RequestGroup, Sequence
 from agentspec.speculative import SpeculativeDecoder
 
 _TEXTS = 1 << 14  # cached texts of short id sequences
-
-
-class RequestGroup(list[Sequence]):
-    """Sequences whose drafters may copy from each other's text; dropped with the last of them."""
 
 
 class Admission:
@@ -67,7 +63,8 @@ class Admission:
         limit = self._check(request)
         params, prompt = request.params, list(request.prompt)
         seed, detokenizer = fresh_seed() if params.seed is None else params.seed, self._detokenizers(request)
-        samples = [
+        group = RequestGroup() if request.group is None else self._groups.setdefault(request.group, RequestGroup())
+        return [
             Sequence(
                 prompt,
                 params,
@@ -78,14 +75,10 @@ class Admission:
                 limit=None if limit is None else limit - len(prompt),
                 gamma=request.gamma,
                 acceptance=request.acceptance or self._acceptance(request),
+                group=group,
             )
             for index, matcher in enumerate(self._matchers(request, began))
         ]
-        group = RequestGroup() if request.group is None else self._groups.setdefault(request.group, RequestGroup())
-        group.extend(samples)
-        for sample in samples:
-            sample.siblings = group
-        return samples
 
     def _check(self, request: Request) -> int | None:
         """Check that a request can be served; return the model's context length, None without a bound."""

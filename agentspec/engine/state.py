@@ -15,6 +15,7 @@ from agentspec.engine.request import Delta
 from agentspec.errors import RequestFailedError, RequestTimeoutError, cut
 from agentspec.models import cached_tokens
 from agentspec.models.pass_cost import PassCost
+from agentspec.runtime.phase_timer import PhaseTimer
 from agentspec.sequence import FinishReason, Sequence
 from agentspec.speculative import SpeculativeDecoder
 from agentspec.stats import StepStats
@@ -203,10 +204,11 @@ class SequenceState:
 
     def _settled(self) -> tuple[int, str]:
         """Return the number of settled tokens and their text; account for the time of decoding them."""
-        earlier_s = self.sequence.detokenize_seconds
-        length, text = self.sequence.settled_length, self.sequence.settled_text
-        self._add_seconds(detokenize_s=self.sequence.detokenize_seconds - earlier_s)
-        return length, text
+        timer = PhaseTimer()
+        with timer("detokenize"):
+            settled = self.sequence.settled_length, self.sequence.settled_text
+        self._add_seconds(**timer.seconds)
+        return settled
 
     def _finish(self, reason: FinishReason, draft_length: DraftLength, now: float) -> None:
         """Complete the stats and count the sample."""

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from agentspec.report.schema import DrafterCounts, Gain, PassSource, RunRecord, Step, Theory, VerifyCost
+from agentspec.stats import ROUND_PHASES
 from agentspec.theory import expected_tokens, walltime_improvement
-
-ROUND_PHASES = ("draft_s", "mask_s", "verify_s", "sample_s", "detokenize_s")
-"""What a round is made of; the rest of a step is the same without speculation, but for the draft's prefill."""
 
 _ENOUGH_ROUNDS = 8  # of width 1, to trust their mean more than a table of costs
 

@@ -1,25 +1,23 @@
-"""Token ids to text, a token at a time, so that the pieces concatenate to the text of the whole."""
+"""`Detokenizer`: ids to text, token by token, so that the pieces concatenate to the text of the whole."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection
 
-REPLACEMENT = "\ufffd"  # what a decoder shows for the bytes of a character not yet complete
+REPLACEMENT = "\ufffd"  # how decoders show the bytes of an unfinished character
 
 
 class Detokenizer:
     """Incremental decoding of one sequence.
 
-    Tokens are decoded when somebody asks for their text: several at once take less than one by one, and much less than
-    one by one between other things.
+    Tokens are decoded when their text is read: several at once take less time than one by one.
 
     Args:
         decode: ids to text.
         skip: ids without text (end tokens).
-        spelled: takes the same tokens and leaves none out; None where nothing is to be looked for in its text.
-        textless: how the tokens are spelled that have no text here, if ``spelled`` is given.
-        apart: ids of tokens that begin a text of their own, though a character before them be unfinished.
+        spelled: gets the same tokens and skips none; None where nothing is looked for in its text.
+        textless: spellings of the tokens that have no text here, where ``spelled`` is given.
+        apart: ids of tokens that begin a text of their own, even after an unfinished character.
     """
 
     def __init__(
@@ -38,14 +36,8 @@ class Detokenizer:
         self.spelled = spelled
         self.textless = textless
         self._tokens: list[int] = []
-        self._known = 0  # how many of them are decoded
+        self._known = 0  # number of tokens that are decoded
         self._ends: list[int | None] = []
-
-    @property
-    def seconds(self) -> float:
-        """Spent on decoding so far."""
-        of_spelled = self.spelled.seconds if self.spelled else 0.0
-        return self._decoded.seconds + self._singly.seconds + of_spelled
 
     @property
     def length(self) -> int:
@@ -60,7 +52,7 @@ class Detokenizer:
 
     @property
     def is_whole(self) -> bool:
-        """Whether ``text`` is that of all tokens: none of them waits for the rest of a character."""
+        """Whether ``text`` is the text of all tokens: none of them waits for the rest of a character."""
         self._catch_up()
         return self._decoded.is_whole
 
@@ -76,7 +68,7 @@ class Detokenizer:
         return self._ends
 
     def push(self, token: int) -> None:
-        """Take one more token."""
+        """Append one token."""
         self._tokens.append(token)
         if self.spelled is not None:
             self.spelled.push(token)
@@ -86,7 +78,7 @@ class Detokenizer:
         return self._tokens[index] in self._skip
 
     def text_of(self, count: int) -> str:
-        """The text of the first tokens, as if none came behind them."""
+        """Return the text of the first ``count`` tokens, as if no others followed."""
         end = self.ends[count - 1] if count else 0
         if end is not None:
             return self.text[:end]
@@ -96,7 +88,7 @@ class Detokenizer:
         return alone.text
 
     def flush(self) -> None:
-        """Show what still waits for the rest of a character, as the decoder does. No token comes behind it."""
+        """Show what still waits for the rest of a character, as the decoder does; to be called after the last token."""
         if not self.is_whole:
             self._decoded.flush()
 
@@ -107,15 +99,17 @@ class Detokenizer:
 
 
 class _Decoded:
-    """The text of tokens. Of the last ones a window is kept: a token's text can depend on the token before it (leading
-    spaces), and a character may need several tokens; an incomplete one waits."""
+    """The text of tokens, of which the last ones are kept as a window.
+
+    The text of a token can depend on the token before it (leading spaces). A character may need several tokens; an
+    unfinished one waits.
+    """
 
     def __init__(self, decode: Callable[[list[int]], str]) -> None:
         self._decode = decode
         self._window: list[int] = []
-        self._shown = 0  # how many tokens of the window have their text in `text`
+        self._shown = 0  # tokens of the window whose text is in `text`
         self.text = ""
-        self.seconds = 0.0
 
     @property
     def is_whole(self) -> bool:
@@ -126,7 +120,7 @@ class _Decoded:
             return
         if len(tokens) == 1:
             self._window += tokens
-        else:  # as far as it is whole
+        else:  # as far as the text is whole
             for token in tokens:
                 self.extend([token])
 
@@ -134,10 +128,8 @@ class _Decoded:
         self._show(self._window, whole_only=False)
 
     def _show(self, window: list[int], *, whole_only: bool) -> bool:
-        """Whether the text of a window was whole, where it has to be; then it is shown."""
-        started = time.perf_counter()
+        """Show the text of a window, if it is whole or need not be; return whether it was shown."""
         before, after = self._decode(window[: self._shown]), self._decode(window)
-        self.seconds += time.perf_counter() - started
         if whole_only and after.endswith(REPLACEMENT):
             return False
         self.text += after[len(before) :]
@@ -147,5 +139,5 @@ class _Decoded:
 
 
 def overlap(text: str, mark: str) -> int:
-    """Length of the longest end of ``text`` that is a proper beginning of ``mark``: what may yet become it."""
+    """Return the length of the longest end of ``text`` that is a proper beginning of ``mark``."""
     return next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:n])), 0)

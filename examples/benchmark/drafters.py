@@ -43,7 +43,9 @@ from agentspec import (
     embedded,
 )
 from agentspec.chat import ChatFormat
+from agentspec.drafters import DraftBudget
 from agentspec.grammars import GrammarCursor
+from agentspec.runtime.tokens import common_prefix
 from langchain_agentspec import ChatAgentSpec
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
@@ -105,15 +107,15 @@ def read(path: Path) -> list[dict[str, Any]]:
 def replay(
     drafter: Drafter, prompt: list[int], output: list[int], gamma: int
 ) -> Iterator[tuple[list[int], int, list[int]]]:
-    """Per target call: the drafted span, how much of it the text agrees with, and its evidence."""
+    """Yield per target call the drafted tokens, how many of them the text agrees with, and their support."""
     sequence = Sequence(prompt, SamplingParams(max_tokens=len(output)), seed=0)
     while sequence.finish_reason is None:
         batch = Batch([sequence])
-        draft = drafter.propose(batch, [min(gamma, sequence.remaining - 1)], GrammarCursor(batch.sequences, VOCABULARY))
-        [span], [evidence] = draft.spans, draft.evidence_or_zero()
+        budget = DraftBudget([min(gamma, sequence.remaining - 1)])
+        [row] = drafter.propose(batch, budget, GrammarCursor(batch.sequences, VOCABULARY)).rows
         rest = output[sequence.length :]
-        agree = next((k for k, (a, b) in enumerate(zip(span, rest, strict=False)) if a != b), len(span))
-        yield span, agree, list(evidence)
+        agree = common_prefix(row.tokens, rest)
+        yield row.tokens, agree, row.support
         sequence.extend(rest[: agree + 1])
 
 
@@ -171,7 +173,7 @@ def proposal_times(
         batch = Batch([sequence])
         walk = GrammarCursor(batch.sequences, VOCABULARY)
         started = time.perf_counter()
-        drafter.propose(batch, [gamma], walk)
+        drafter.propose(batch, DraftBudget([gamma]), walk)
         times.append(time.perf_counter() - started)
         sequence.extend([token])
     return times[0], times[1:]

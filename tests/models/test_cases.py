@@ -35,6 +35,7 @@ from agentspec import (
     SpeculativeDecoder,
 )
 from agentspec.chat import AnswerParser
+from agentspec.drafters import Draft, DraftBudget
 from agentspec.grammars import GrammarCursor, compiler
 from agentspec.grammars.token_mask import PackedMasks
 from agentspec.grammars.tool_calls import ReasoningFormat
@@ -325,9 +326,10 @@ class Ends(Drafter):
     def __init__(self, start: int, tokens: Sequence[int], end: int) -> None:
         self._oracle, self._end = Oracle(start, tokens, 1), end
 
-    def propose(self, batch: Batch, gamma: Sequence[int], cursor: GrammarCursor) -> Any:
-        draft = self._oracle.propose(batch, [min(1, g) for g in gamma], cursor)
-        return type(draft).of_spans([[*span, self._end] for span in draft.spans], batch.device)
+    def propose(self, batch: Batch, budget: DraftBudget, cursor: GrammarCursor) -> Draft:
+        one = DraftBudget([min(1, n) for n in budget.of(self.name)])
+        draft = self._oracle.propose(batch, one, cursor)
+        return Draft.of_tokens([[*tokens, self._end] for tokens in draft.row_tokens], self.name, batch.device)
 
 
 def test_11_a_rejected_end_token_leaves_the_mask_as_it_was() -> None:
@@ -367,8 +369,8 @@ def test_12_masks_beyond_the_end_of_a_grammar_are_defined() -> None:
 
 
 def test_13_q_and_p_see_the_same_mask_for_the_same_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+    import agentspec.acceptance
     import agentspec.drafters.model
-    import agentspec.speculative
 
     seen: dict[str, list[PackedMasks]] = {"p": [], "q": []}
 
@@ -379,7 +381,7 @@ def test_13_q_and_p_see_the_same_mask_for_the_same_prefix(monkeypatch: pytest.Mo
 
         return spied
 
-    monkeypatch.setattr(agentspec.speculative, "warped", spy("p", warped))
+    monkeypatch.setattr(agentspec.acceptance, "warped", spy("p", warped))
     monkeypatch.setattr(agentspec.drafters.model, "warp", spy("q", warp))
     scenario, sequence = Scenario(WISH, grammar=SHOP), sequence_of(Scenario(WISH, grammar=SHOP))
     decoder = SpeculativeDecoder(scenario.model(True), ModelDrafter(scenario.model(True, seed=5)), GAMMA)
@@ -542,11 +544,12 @@ def test_24_a_greedy_draft_reports_a_one_hot_law() -> None:
     sequence.params = SamplingParams(temperature=0)
     batch = Batch([sequence])
     draft = ModelDrafter(scenario.model(True, seed=5)).propose(
-        batch, [GAMMA], GrammarCursor(batch.sequences, len(KNOWN[True]))
+        batch, DraftBudget([GAMMA]), GrammarCursor(batch.sequences, len(KNOWN[True]))
     )
     assert draft.q is not None
     assert torch.equal(draft.q, torch.nn.functional.one_hot(draft.tokens, len(KNOWN[True])).to(draft.q))
-    assert PromptLookupDrafter().propose(batch, [GAMMA], GrammarCursor(batch.sequences, len(KNOWN[True]))).q is None
+    cursor = GrammarCursor(batch.sequences, len(KNOWN[True]))
+    assert PromptLookupDrafter().propose(batch, DraftBudget([GAMMA]), cursor).q is None
 
 
 @pytest.mark.parametrize("raw", [False, True])

@@ -33,6 +33,7 @@ from agentspec import (
     SamplingParams,
     SpeculativeDecoder,
 )
+from agentspec.drafters import DraftBudget
 from agentspec.rng import sample_seed
 from agentspec.stats import PHASES
 
@@ -387,8 +388,8 @@ def test_a_single_request_in_place_of_a_list_is_named(engine: LocalEngine) -> No
 class BareDrafter:
     """A drafter that knows nothing of this project but the shape of the seam: it proposes zeros."""
 
-    def propose(self, batch: Batch, gamma: list[int], cursor: Any) -> Draft:
-        return Draft(torch.zeros(len(batch), max(gamma), dtype=torch.long), torch.tensor(gamma))
+    def propose(self, batch: Batch, budget: DraftBudget, cursor: Any) -> Draft:
+        return Draft.of_tokens([[0] * n for n in budget.of("BareDrafter")], "BareDrafter", batch.device)
 
 
 class BareModel:

@@ -20,6 +20,7 @@ from tape import TapeRecorder
 from torch import Tensor
 
 from agentspec import CausalLM, speculative, theory
+from agentspec.acceptance import Verification
 from agentspec.models.fusion import fused_modules
 from agentspec.models.pass_cost import PassCost
 from agentspec.rng import Role, SequenceRng
@@ -183,10 +184,10 @@ def test_texts_that_depend_on_speculation_are_reported(
     assert not parts.checks.equal_texts(target, draft, 1.0, 12).holds
 
 
-def _believing(p: Tensor, draft: Any, rng: SequenceRng) -> speculative.Verification:
+def _believing(p: Tensor, draft: Any, rng: SequenceRng) -> Verification:
     """Accepts every drafted token."""
     n = draft.drafted.long().sum(-1)
-    return speculative.Verification(n, rng.draw(p[torch.arange(len(p)), n], Role.TARGET, n))
+    return Verification(n, rng.draw(p[torch.arange(len(p)), n], Role.TARGET, n))
 
 
 def test_greedy_texts_may_part_at_ties_only(parts: Any, pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ from agentspec import (
     SpeculativeDecoder,
 )
 from agentspec.batch import Batch
-from agentspec.drafters import Draft
+from agentspec.drafters import Draft, DraftBudget
 from agentspec.errors import InvalidRequestError
 from agentspec.grammars import GrammarCompiler, GrammarCursor, Matcher, compiler
 from agentspec.grammars.llguidance import LLGuidanceMatcher
@@ -312,10 +312,10 @@ class Script(Drafter):
     def __init__(self, tokens: SequenceOf[int]) -> None:
         self._tokens = list(tokens)
 
-    def propose(self, batch: Batch, gamma: SequenceOf[int], cursor: GrammarCursor) -> Draft:
-        return Draft.of_spans(
-            [self._tokens[s.length :][:n] for s, n in zip(batch.sequences, gamma, strict=True)], batch.device
-        )
+    def propose(self, batch: Batch, budget: DraftBudget, cursor: GrammarCursor) -> Draft:
+        rest = [self._tokens[s.length :] for s in batch.sequences]
+        tokens = [row[:n] for row, n in zip(rest, budget.of(self.name), strict=True)]
+        return Draft.of_tokens(tokens, self.name, batch.device)
 
 
 def test_a_matcher_that_cannot_go_back_keeps_no_other_from_it() -> None:

@@ -35,12 +35,14 @@ from agentspec import (
 )
 from agentspec.acceptance_rates import AcceptanceRates
 from agentspec.draft_length import Auto, best_width
+from agentspec.drafters import DraftBudget, DraftRow
 from agentspec.grammars import GrammarCursor
 from agentspec.models.pass_cost import PassCost, measured
 from agentspec.report.gain import call_gain
 from agentspec.report.schema import Step
 from agentspec.report.views.terminal import told_gain
 from agentspec.runtime.cache import DiskCache
+from agentspec.sequence import RequestGroup
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -73,11 +75,12 @@ class Guesser(Drafter):
     def __init__(self, target: TableModel, rate: float, length: int = 16) -> None:
         self.target, self.rate, self.length = target, rate, length
 
-    def propose(self, batch: Batch, gamma: SequenceOf[int], cursor: GrammarCursor) -> Draft:
-        spans = [self._span(s.context, min(n, self.length)) for s, n in zip(batch.sequences, gamma, strict=True)]
-        return Draft.of_spans(spans, batch.device)
+    def propose(self, batch: Batch, budget: DraftBudget, cursor: GrammarCursor) -> Draft:
+        most = budget.of(self.name)
+        tokens = [self._guessed(s.context, min(n, self.length)) for s, n in zip(batch.sequences, most, strict=True)]
+        return Draft.of_tokens(tokens, self.name, batch.device)
 
-    def _span(self, context: list[int], count: int) -> list[int]:
+    def _guessed(self, context: list[int], count: int) -> list[int]:
         context = list(context)
         start = len(context)
         for _ in range(count):
@@ -170,21 +173,37 @@ def test_drawn_tokens_are_never_cut() -> None:
     first, second = decoder.round(Batch([own, free])).rows
     assert first.drafted["model"] == 3
     assert second.drafted.total() == 0
-    spans = [[1, 2, 3], [1]]
+    tokens = [[1, 2, 3], [1]]
     q = torch.zeros(2, 3, 4).scatter(-1, torch.tensor([[[1], [2], [3]], [[1], [0], [0]]]), 1.0)
     q[0, 1] = torch.tensor([0.0, 0.5, 0.5, 0.0])
-    assert Draft.of_spans(spans, "cpu", q).drawn_lengths() == [2, 0]
-    assert Draft.of_spans(spans, "cpu", sources=[["a", "b", "b"], ["b"]]).drawn_lengths({"a"}) == [1, 0]
+    assert Draft.of_tokens(tokens, "a", "cpu", q=q).drawn_lengths() == [2, 0]
+    rows = DraftRow([1, 2, 3], ["a", "b", "b"], [0, 0, 0]), DraftRow([1], ["b"], [0])
+    assert Draft(rows).drawn_lengths({"a"}) == [1, 0]
 
 
-def test_a_cut_draft_is_a_prefix_in_every_part() -> None:
+def test_a_trimmed_draft_is_a_prefix_in_every_part() -> None:
     q = torch.rand(2, 3, 4)
-    draft = Draft.of_spans([[1, 2, 3], [1]], "cpu", q, [["a", "b", "b"], ["b"]], [[1, 2, 3], [4]])
-    cut = draft.cut(2)
-    assert (cut.spans, cut.sources, cut.evidence) == ([[1, 2], [1]], [["a", "b"], ["b"]], [[1, 2], [4]])
-    assert torch.equal(cut.q if cut.q is not None else q[:0], q[:, :2])
-    assert draft.cut(3) is draft
-    assert draft.cut(0).spans == [[], []]
+    draft = Draft((DraftRow([1, 2, 3], ["a", "b", "b"], [1, 2, 3]), DraftRow([1], ["b"], [4])), q=q)
+    trimmed = draft.trim(2)
+    assert trimmed.rows == (DraftRow([1, 2], ["a", "b"], [1, 2]), DraftRow([1], ["b"], [4]))
+    assert torch.equal(trimmed.q if trimmed.q is not None else q[:0], q[:, :2])
+    assert draft.trim(3) is draft
+    assert draft.trim(0).row_tokens == [[], []]
+
+
+def test_tensors_of_a_draft_are_padded_to_its_width() -> None:
+    draft = Draft.of_tokens([[1, 2], [3], []], "a", "cpu", support=[[5, 6], [7], []])
+    assert draft.tokens.tolist() == [[1, 2], [3, 0], [0, 0]]
+    assert draft.drafted.tolist() == [[True, True], [True, False], [False, False]]
+    assert (draft.width, draft.lengths) == (2, [2, 1, 0])
+    assert draft.rows[0] == DraftRow([1, 2], ["a", "a"], [5, 6])
+    nothing = Draft.of_tokens([[], []], "a", "cpu")
+    assert (nothing.tokens.shape, nothing.drafted.shape, nothing.width) == ((2, 0), (2, 0), 0)
+
+
+def test_a_budget_of_a_drafter_is_that_of_all_unless_it_has_its_own() -> None:
+    budget = DraftBudget([4, 3], {"model": [1, 0]})
+    assert (budget.of("model"), budget.of("lookup")) == ([1, 0], [4, 3])
 
 
 def test_coupled_text_is_that_of_plain_decoding_while_gamma_learns() -> None:
@@ -277,9 +296,10 @@ def test_several_rows_do_not_look_for_copies_in_every_round_where_none_pays(rows
     class Wrong(Drafter):
         name = "wrong"
 
-        def propose(self, batch: Batch, gamma: SequenceOf[int], cursor: GrammarCursor) -> Draft:
-            asked.append(list(gamma))
-            return Draft.of_spans([[0] * min(n, 2) for n in gamma], batch.device)
+        def propose(self, batch: Batch, budget: DraftBudget, cursor: GrammarCursor) -> Draft:
+            most = budget.of(self.name)
+            asked.append(list(most))
+            return Draft.of_tokens([[0] * min(n, 2) for n in most], self.name, batch.device)
 
     steep = Known({(n, width): float(width) for n in (1, 8) for width in (1, 17)})
     decoder = SpeculativeDecoder(TableModel(4, seed=2), Wrong(), Auto(steep))
@@ -296,9 +316,8 @@ def test_several_rows_do_not_look_for_copies_in_every_round_where_none_pays(rows
 
 
 def test_samples_of_a_request_learn_together() -> None:
-    rates, samples = AcceptanceRates(), [Sequence([1, 2]) for _ in range(4)]
-    for sample in samples[:3]:
-        sample.siblings = samples[:3]
+    rates, group = AcceptanceRates(), RequestGroup()
+    samples = [*(Sequence([1, 2], group=group) for _ in range(3)), Sequence([1, 2])]
     for _ in range(20):
         rates.learn(samples[0], "suffix", 5, False)
         rates.learn(samples[3], "suffix", 5, True)

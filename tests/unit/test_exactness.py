@@ -30,8 +30,8 @@ from enumeration import (
 )
 from torch import Tensor
 
+import agentspec.acceptance
 import agentspec.drafters.model
-import agentspec.speculative
 from agentspec import (
     Batch,
     Draft,
@@ -42,12 +42,15 @@ from agentspec import (
     SpeculativeDecoder,
     SuffixDrafter,
 )
+from agentspec.acceptance import accept_argmax, verify_coupled
+from agentspec.drafters import DraftBudget
 from agentspec.errors import InvalidRequestError
 from agentspec.grammars import GrammarCursor, Matcher
 from agentspec.grammars.token_mask import PackedMasks, TokenMask
 from agentspec.rng import Acceptance, CoupledRng, Role, SequenceRng
 from agentspec.sampling import best_tokens, warp, warped
-from agentspec.speculative import verify, verify_coupled, verify_greedy
+from agentspec.sequence import RequestGroup
+from agentspec.speculative import verify
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -147,9 +150,10 @@ def test_what_siblings_said_is_drafted_and_changes_no_coupled_text() -> None:
 
     def texts(scope: Any, gamma: int) -> tuple[list[list[int]], int]:
         settings = SamplingParams(max_tokens=40, temperature=0.5)
-        samples = [Sequence([0, 1], settings, seed=seed, gamma=gamma, acceptance="coupled") for seed in range(5)]
-        for sample in samples:
-            sample.siblings = samples
+        group = RequestGroup()
+        for seed in range(5):
+            Sequence([0, 1], settings, seed=seed, gamma=gamma, acceptance="coupled", group=group)
+        samples = group.samples
         counts = play(SpeculativeDecoder(target, PromptLookupDrafter(min_ngram=3, scope=scope)), samples)
         return [sample.tokens for sample in samples], sum(accepted.total() for _, accepted in counts)
 
@@ -164,7 +168,7 @@ def test_an_empty_residual_falls_back_to_p() -> None:
     """Where rounding leaves p below q everywhere, a rejection draws from p."""
     q = torch.tensor([[[0.5, 0.5, 0.0]]])
     p = torch.cat([q * (1 - 1e-6), torch.full_like(q, math.nan)], dim=1)
-    draft = Draft(torch.tensor([[0]]), torch.tensor([1]), q)
+    draft = Draft.of_tokens([[0]], "model", "cpu", q=q)
 
     class Highest(SequenceRng):
         def uniform(self, role: Role, offsets: Tensor, edges: Tensor | None = None) -> Tensor:
@@ -211,25 +215,27 @@ def test_the_greedy_verdict_is_what_both_rules_come_to(is_dense: bool) -> None:
     tokens = torch.where(torch.rand(best.shape, generator=generator) < 0.7, best, strays)
     lengths = torch.randint(gamma + 1, (rows,), generator=generator)
     q = 0.5 + torch.rand(rows, gamma, vocabulary, generator=generator) if is_dense else None
-    draft = Draft(tokens, lengths, None if q is None else q / q.sum(-1, keepdim=True))
+    drafted = [row[:n] for row, n in zip(tokens.tolist(), lengths.tolist(), strict=True)]
+    q = None if q is None else (q / q.sum(-1, keepdim=True))[:, : max(map(len, drafted))]
+    draft = Draft.of_tokens(drafted, "model", "cpu", q=q)
     seeds, accepted, lawless = list(range(rows)), set(), [0, 0]
     for rule, rng in ((verify, SequenceRng(seeds, seeds)), (verify_coupled, CoupledRng(seeds, seeds))):
         verdict = rule(p, draft, rng)
         for b, (n, token) in enumerate(zip(verdict.accepted.tolist(), verdict.token.tolist(), strict=True)):
-            row, span, some = Draft.of_spans([draft.spans[b]], "cpu"), draft.spans[b], scores[b : b + 1]
+            row, some = Draft.of_tokens([drafted[b]], "model", "cpu"), scores[b : b + 1]
             for makes_masks in (False, True):
                 matcher = Positions(masks[b])
                 cursor = GrammarCursor([Sequence([0], params, matcher=matcher)], vocabulary)
-                _ = cursor.masks(row.spans) if makes_masks else cursor.seek(0, span)
+                _ = cursor.masks([drafted[b]]) if makes_masks else cursor.seek(0, drafted[b])
                 is_lawless = bool(p[b, n, 0].isnan())
                 lawless[n > 0] += is_lawless
                 if is_lawless and n == 0:
                     with pytest.raises(InvalidRequestError, match="No token may come next"):
-                        verify_greedy(some, best_tokens(some), row, cursor)
+                        accept_argmax(some, best_tokens(some), row, cursor)
                 else:
-                    block = [*span[:n], *[token] * (not is_lawless)]
-                    assert verify_greedy(some, best_tokens(some), row, cursor) == [block]
-                    assert cursor.commit(0, block) in (n, n + 1)  # the last token may have been found by its mask
+                    new = [*drafted[b][:n], *[token] * (not is_lawless)]
+                    assert accept_argmax(some, best_tokens(some), row, cursor) == [new]
+                    assert cursor.commit(0, new) in (n, n + 1)  # the last token may have been found by its mask
                     accepted.add(n)
                 cursor.reset()
                 assert matcher.at in (0, n, n + 1)
@@ -367,9 +373,8 @@ class Stubborn(Drafter):
     def __init__(self, token: int) -> None:
         self.token = token
 
-    def propose(self, batch: Batch, gamma: SequenceOf[int], cursor: GrammarCursor) -> Draft:
-        spans = [[self.token] * n for n in gamma]
-        return Draft.of_spans(spans, batch.device)
+    def propose(self, batch: Batch, budget: DraftBudget, cursor: GrammarCursor) -> Draft:
+        return Draft.of_tokens([[self.token] * n for n in budget.of(self.name)], self.name, batch.device)
 
 
 class Illegal(Drafter):
@@ -377,13 +382,13 @@ class Illegal(Drafter):
 
     name = "illegal"
 
-    def propose(self, batch: Batch, gamma: SequenceOf[int], cursor: GrammarCursor) -> Draft:
+    def propose(self, batch: Batch, budget: DraftBudget, cursor: GrammarCursor) -> Draft:
         masks = [cursor.token_mask(row) for row in range(len(batch))]
-        spans = [
+        tokens = [
             [int((~mask.tensor()).nonzero()[0])] * n if mask is not None and not mask.tensor().all() else []
-            for mask, n in zip(masks, gamma, strict=True)
+            for mask, n in zip(masks, budget.of(self.name), strict=True)
         ]
-        return Draft.of_spans(spans, batch.device)
+        return Draft.of_tokens(tokens, self.name, batch.device)
 
 
 def path_of(tokens: SequenceOf[int]) -> list[int]:
@@ -407,8 +412,8 @@ class Recorded(Drafter):
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
 
-    def propose(self, batch: Batch, gamma: SequenceOf[int], cursor: GrammarCursor) -> Draft:
-        self.draft = self.drafter.propose(batch, gamma, cursor)
+    def propose(self, batch: Batch, budget: DraftBudget, cursor: GrammarCursor) -> Draft:
+        self.draft = self.drafter.propose(batch, budget, cursor)
         return self.draft
 
 
@@ -424,7 +429,7 @@ def test_p_and_q_see_the_same_masks(name: str, acceptance: Acceptance, monkeypat
 
         return spied
 
-    monkeypatch.setattr(agentspec.speculative, "warped", spy("p", warped))
+    monkeypatch.setattr(agentspec.acceptance, "warped", spy("p", warped))
     monkeypatch.setattr(agentspec.drafters.model, "warp", spy("q", warp))
     target, draft = chatty_models()
     drafter = Recorded(drafters(target, draft)[name])
@@ -436,7 +441,7 @@ def test_p_and_q_see_the_same_masks(name: str, acceptance: Acceptance, monkeypat
                 masked.clear()
             SpeculativeDecoder(target, drafter).round(Batch([sequence]))
             [[p_masks]] = [masks.rows for masks in seen["p"]]
-            by_model = [k for k, source in enumerate(drafter.draft.sources_or("model")[0]) if source == "model"]
+            by_model = [k for k, source in enumerate(drafter.draft.rows[0].source) if source == "model"]
             for k, q_masks in zip(by_model, seen["q"], strict=True):
                 mask = p_masks[k]
                 assert [[mask]] == q_masks.rows

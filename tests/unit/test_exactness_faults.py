@@ -29,11 +29,13 @@ from agentspec import (
     SamplingParams,
     SpeculativeDecoder,
 )
+from agentspec.acceptance import Verification
+from agentspec.drafters import DraftBudget
 from agentspec.grammars import GrammarCursor
 from agentspec.grammars.token_mask import PackedMasks, TokenMask
 from agentspec.rng import Role, SequenceRng
 from agentspec.sampling import warp
-from agentspec.speculative import VERIFY, Verification
+from agentspec.speculative import VERIFY
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.whole]
 
@@ -97,7 +99,7 @@ class Rule:
         ratio = self.ratio(p_of_tokens, draft.q_of_tokens())
         r = rng.uniform(Role.ACCEPT, offsets.expand_as(ratio), edges=ratio)
         n = self.count(self.accepts(r, ratio) & draft.drafted)
-        p_n = p[rows, self.p_row(n, draft.lengths)]
+        p_n = p[rows, self.p_row(n, torch.tensor(draft.lengths))]
         residual = self.residual(p_n, draft.q_at(self.q_row(n), like=p_n))
         empty = residual.sum(-1, keepdim=True) == 0
         return Verification(n, rng.draw(torch.where(empty, p_n, residual), Role.TARGET, n))
@@ -157,10 +159,10 @@ class PiecewiseDrafter(Drafter):
         self.draws += 1
         return int(rng.draw(law[None], Role.DRAFT, torch.tensor([self.draws])))
 
-    def propose(self, batch: Batch, gamma: SequenceOf[int], cursor: GrammarCursor) -> Draft:
-        span: list[int] = []
+    def propose(self, batch: Batch, budget: DraftBudget, cursor: GrammarCursor) -> Draft:
+        tokens: list[int] = []
         laws: list[Tensor] = []
-        while len(span) < gamma[0] and cursor.is_open(0):
+        while len(tokens) < budget.of(self.name)[0] and cursor.is_open(0):
             logits = self.model.next_logits([cursor.context(0)], [1])[0, 0]
             legal, params = cursor.token_mask(0), batch.params[0]
             mask = None if legal is None else legal.tensor()
@@ -169,9 +171,9 @@ class PiecewiseDrafter(Drafter):
             if not self.pieces.keeps(token, law, mask):
                 break
             laws.append(self.pieces.reported(logits, params, mask))
-            span.append(token)
+            tokens.append(token)
             cursor.consume(0, token)
-        return Draft.of_spans([span], "cpu", torch.stack(laws)[None] if laws else None)
+        return Draft.of_tokens([tokens], self.name, "cpu", q=torch.stack(laws)[None] if laws else None)
 
 
 def masked(logits: Tensor, params: SamplingParams, mask: Tensor | None) -> Tensor:

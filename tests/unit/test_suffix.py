@@ -17,9 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentspec import Batch, Cascade, Drafter, FinishReason, SamplingParams, Sequence, SpeculativeDecoder, SuffixDrafter
-from agentspec.drafters import Draft
+from agentspec.drafters import Draft, DraftBudget, DraftRow
 from agentspec.drafters.suffix.endings import Endings
 from agentspec.grammars import GrammarCursor
+from agentspec.sequence import RequestGroup
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -36,16 +37,16 @@ def sequence_of(prompt: SequenceOf[int], output: SequenceOf[int] = (), **how: An
 def proposals(
     drafter: Drafter, sequences: SequenceOf[Sequence], gamma: int = 8, drafted: SequenceOf[int] = ()
 ) -> list[tuple[list[int], list[int]]]:
-    """Per row, the span and its evidence, behind ``drafted``."""
+    """Return per row the tokens and their support, after ``drafted``."""
     batch = Batch(sequences)
     cursor = GrammarCursor(batch.sequences, VOCABULARY)
     for row in range(len(batch)):
         for token in drafted:
             cursor.consume(row, token)
-    draft = drafter.propose(batch, [gamma] * len(batch), cursor)
+    draft = drafter.propose(batch, DraftBudget([gamma] * len(batch)), cursor)
     assert draft.q is None
     cursor.reset()
-    return list(zip(draft.spans, map(list, draft.evidence_or_zero()), strict=True))
+    return [(row.tokens, row.support) for row in draft.rows]
 
 
 def span_of(context: SequenceOf[int], gamma: int = 8, **how: Any) -> list[int]:
@@ -167,9 +168,8 @@ def by_definition(context: list[int], others: list[list[int]], gamma: int, floor
 @settings(deadline=None)
 def test_proposals_are_what_the_definition_says(output: list[int], said: list[list[int]], floor: float) -> None:
     prompt = [0, 1, 2]
-    samples = [sequence_of(prompt, text) for text in (output, *said)]
-    for sample in samples:
-        sample.siblings = samples
+    group = RequestGroup()
+    samples = [sequence_of(prompt, text, group=group) for text in (output, *said)]
     drafter = SuffixDrafter(min_probability=floor, max_occurrences=1000)
     [(span, _)] = proposals(drafter, samples[:1])
     expected = by_definition(prompt + output, [prompt + text for text in said], 8, floor)
@@ -270,8 +270,8 @@ def test_prompts_that_are_read_side_by_side_change_no_proposal() -> None:
 
 
 def test_a_request_shares_nothing() -> None:
-    other, sequence = sequence_of([1, 2, 3], [4, 5, 6]), sequence_of([1, 2, 3])
-    sequence.siblings = other.siblings = [sequence, other]
+    group = RequestGroup()
+    sequence, other = sequence_of([1, 2, 3], group=group), sequence_of([1, 2, 3], [4, 5, 6], group=group)
     for scope, expected in (("request", []), ("siblings", [4, 5, 6]), ("engine", [4, 5, 6])):
         drafter = SuffixDrafter(scope=scope)  # type: ignore[arg-type]
         assert [span for span, _ in proposals(drafter, [other, sequence])][1] == expected
@@ -304,13 +304,11 @@ def test_an_engine_remembers_finished_outputs_whole_and_none_of_their_prompts() 
 def test_an_output_counts_once_when_its_sequence_is_still_there() -> None:
     """The memory's and the sibling's copy of one text are one."""
     drafter = SuffixDrafter(scope="engine")
-    first, second, third = (sequence_of([1, 2], said) for said in ([3], [4], [4]))
-    asking = sequence_of([1, 2])
-    asking.siblings = [first, second, third, asking]
+    group = RequestGroup()
+    first, _, _, asking = (sequence_of([1, 2], output, group=group) for output in ([3], [4], [4], []))
     proposals(drafter, [first])
     first.finish(FinishReason.STOP)
-    [(span, evidence)] = proposals(drafter, [asking], 1)
-    assert (span, evidence) == ([4], [1 + 4 + 1])
+    assert proposals(drafter, [asking], 1) == [([4], [1 + 4 + 1])]
 
 
 def test_the_memory_is_bounded_and_forgets_the_oldest_first() -> None:
@@ -398,11 +396,11 @@ class Remembering(Drafter):
         self.drafter._latest = []
         self.proposed = 0
 
-    def propose(self, batch: Batch, gamma: SequenceOf[int], cursor: GrammarCursor) -> Any:
+    def propose(self, batch: Batch, budget: DraftBudget, cursor: GrammarCursor) -> Any:
         drafter = SuffixDrafter(scope="engine")
         drafter._memory = copy.deepcopy(self.drafter._memory)
-        draft = drafter.propose(batch, gamma, cursor)
-        self.proposed += sum(map(len, draft.spans))
+        draft = drafter.propose(batch, budget, cursor)
+        self.proposed += sum(draft.lengths)
         return draft
 
 
@@ -425,11 +423,8 @@ def test_what_siblings_said_is_drafted_and_changes_no_coupled_text() -> None:
         every: list[list[int]] = []
         for request in range(3):
             settings = SamplingParams(max_tokens=40, temperature=0.5)
-            samples = [
-                Sequence([0, 1], settings, seed=5 * request + i, gamma=gamma, acceptance="coupled") for i in range(5)
-            ]
-            for sample in samples:
-                sample.siblings = samples
+            how: dict[str, Any] = {"gamma": gamma, "acceptance": "coupled", "group": RequestGroup()}
+            samples = [Sequence([0, 1], settings, seed=5 * request + i, **how) for i in range(5)]
             while live := [sample for sample in samples if sample.finish_reason is None]:
                 accepted += sum(sum(row.accepted.values()) for row in drafter.round(Batch(live)).rows)
             every += [sample.tokens for sample in samples]
@@ -449,18 +444,18 @@ class Saying(Drafter):
     def __init__(self, name: str, span: SequenceOf[int]) -> None:
         self.name, self._span, self.asked_at = name, list(span), list[int]()
 
-    def propose(self, batch: Batch, gamma: SequenceOf[int], cursor: GrammarCursor) -> Draft:
+    def propose(self, batch: Batch, budget: DraftBudget, cursor: GrammarCursor) -> Draft:
         said = [] if self.asked_at else self._span
         self.asked_at.append(cursor.drafted(0))
         for token in said:
             cursor.consume(0, token)
-        return Draft.of_spans([said], batch.device)
+        return Draft.of_tokens([said], self.name, batch.device)
 
 
 def test_a_drafter_is_asked_again_only_where_others_went_on() -> None:
     grammar = AutomatonMatcher({0: {0: 1, 1: 1}, 1: {0: 2}, 2: {0: 2, 1: 2}}, set())  # the second token is forced
     first, second, third = Saying("one", [1]), Saying("two", []), Saying("two", [1, 1])
     batch = Batch([Sequence([0], UNBOUNDED, matcher=grammar)])
-    draft = Cascade([first, second, third]).propose(batch, [9], GrammarCursor(batch.sequences, 3))
-    assert (draft.spans, draft.sources) == ([[1, 0, 1, 1]], [["one", "forced", "two", "two"]])
+    draft = Cascade([first, second, third]).propose(batch, DraftBudget([9]), GrammarCursor(batch.sequences, 3))
+    assert draft.rows == (DraftRow([1, 0, 1, 1], ["one", "forced", "two", "two"], [0] * 4),)
     assert (first.asked_at, second.asked_at, third.asked_at) == ([0, 2, 4], [2, 4], [2])

@@ -1,4 +1,4 @@
-"""Drafts copied from what was said before, by frequency (SuffixDecoding, arXiv 2411.04975).
+"""Drafts copied from earlier tokens, by frequency (SuffixDecoding, arXiv 2411.04975).
 
 The paper keeps suffix trees, one of the request and one of earlier outputs. Here the same questions (where does the
 longest ending of this context occur, and what followed there, how often) are asked of ``endings``.
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
 from agentspec.batch import Batch
-from agentspec.drafters import Draft, Drafter
+from agentspec.drafters import Draft, DraftBudget, Drafter
 from agentspec.drafters.suffix.endings import SEPARATOR, Memory, Prompts, Text
 from agentspec.errors import shown
 from agentspec.grammars import GrammarCursor
@@ -25,23 +25,24 @@ Place: TypeAlias = "tuple[array[int], int]"
 
 
 class SuffixDrafter(Drafter):
-    """Proposes what most often followed the context's longest repeated ending, as far as that is likely.
+    """Propose what most often followed the context's longest repeated ending, as far as that is likely.
 
     Costs no model call, and per proposal only what is new in the context. A token's probability is its share of the
-    observed legal continuations; the span ends where the product of these would fall below ``min_probability``.
-    As with look-up, what others said decides what is drafted, never what is said: the law of a text is its own. But
-    under the rejection rule the text for a seed then depends on what others said; under the coupled one it does not.
+    observed legal continuations; the draft ends where the product of these would fall below ``min_probability``.
+    As with look-up, texts of others decide what is drafted, never what is emitted: the distribution of a text is its
+    own. But under the rejection rule the text for a seed then depends on the others; under the coupled rule it does
+    not.
 
-    The evidence for a token is ``1 + 4 * match + share``. ``match`` is 0 to 3 for 1, 2 to 3, 4 to 7, or more tokens of
+    The support of a token is ``1 + 4 * match + share``. ``match`` is 0 to 3 for 1, 2 to 3, 4 to 7, or more tokens of
     matching context (the drafted ones before it count); ``share`` is 0 to 3 for under half of the continuations, under
     all, all where only one occurrence is left, all of several.
 
     Args:
-        max_match: longest ending looked for; longer matches count as this long.
+        max_match: longest ending to look for; longer matches count as this long.
         min_match: shortest ending that is trusted.
-        min_probability: the span ends where its running probability falls below.
-        scope: where to look: in the request's own context; also in what its siblings (samples of the request) said;
-            or also in what every row of the round says and what finished sequences of this drafter said.
+        min_probability: the draft ends where its running probability falls below.
+        scope: where to look. ``"request"``: in the sample's own context; ``"siblings"``: also in the outputs of its
+            request group; ``"engine"``: also in the outputs of every row of the round and of finished sequences.
         memory: most tokens of finished outputs that are kept, oldest forgotten first (scope ``"engine"``); and most
             tokens of prompts whose index is kept for later turns (in every scope: it saves time and changes nothing).
             The newest prompt is always kept.
@@ -78,31 +79,31 @@ class SuffixDrafter(Drafter):
         self.max_occurrences = max_occurrences
         self._lengths = [length for i in range(max_match) if (length := min_match << i) <= max_match]
         self._texts: weakref.WeakKeyDictionary[TokenSequence, Text] = weakref.WeakKeyDictionary()
-        self._latest: list[Text] = []  # of the last round, to see which of them are over
+        self._latest: list[Text] = []  # of the last round, to see which of them have ended
         self._prompts = Prompts(self._lengths, memory)
         self._memory = Memory(self._lengths, memory if scope == "engine" else 0)
 
-    @exclusive()  # of two engines, say
-    def propose(self, batch: Batch, gamma: Sequence[int], cursor: GrammarCursor) -> Draft:
-        """The likeliest continuation of the longest match, up to ``gamma[b]`` tokens."""
+    @exclusive()  # two engines may share a drafter
+    def propose(self, batch: Batch, budget: DraftBudget, cursor: GrammarCursor) -> Draft:
+        """Draft the likeliest continuation of the longest match."""
         if self.scope == "engine":
             self._remember()
+        most = budget.of(self.name)
         texts = [self._text(sequence) for sequence in batch.sequences]
         self._latest = texts if self.scope == "engine" else []
         others = [self._others(sequence, batch) for sequence in batch.sequences]
-        spans = [self._span(b, gamma[b], cursor, texts[b], others[b]) for b in range(len(batch))]
-        return Draft.of_spans(
-            [tokens for tokens, _ in spans], batch.device, evidence=[evidence for _, evidence in spans]
-        )
+        found = [self._continuation(b, most[b], cursor, texts[b], others[b]) for b in range(len(batch))]
+        tokens, support = [tokens for tokens, _ in found], [support for _, support in found]
+        return Draft.of_tokens(tokens, self.name, batch.device, support=support)
 
     @exclusive()
     def prefill(self, contexts: Sequence[list[int]]) -> None:
-        """Index the contexts, so that the first proposal need not."""
+        """Index the contexts, so that the first proposal does not have to."""
         for context in contexts:
             self._prompts.prepare(context)
 
     def _remember(self) -> None:
-        """Keep the outputs of the last round's sequences that are over."""
+        """Keep the outputs of the last round's sequences that have ended."""
         for text in self._latest:
             owner = text.owner()
             if owner is None or owner.finish_reason is not None:
@@ -110,7 +111,7 @@ class SuffixDrafter(Drafter):
                 text.is_kept = self._memory.keep(text.context[text.prompt_length - before :], before)
 
     def _text(self, sequence: TokenSequence) -> Text:
-        """What is known of a sequence, as long as its context."""
+        """Return the index of a sequence, extended to its context."""
         text = self._texts.get(sequence)
         if text is None:
             text = self._texts[sequence] = Text(sequence, self._prompts.endings(sequence), self._lengths)
@@ -118,44 +119,44 @@ class SuffixDrafter(Drafter):
         return text
 
     def _others(self, sequence: TokenSequence, batch: Batch) -> list[Text]:
-        """Whose outputs are looked at besides its own."""
+        """Return the other texts whose outputs are looked at."""
         others: list[TokenSequence] = [] if self.scope == "request" else list(sequence.siblings)
         if self.scope == "engine":
             others = list(dict.fromkeys([*others, *batch.sequences]))
         texts = [self._text(other) for other in others if other is not sequence and other.length]
         return [text for text in texts if not text.is_kept]
 
-    def _span(
-        self, row: int, gamma: int, cursor: GrammarCursor, text: Text, others: list[Text]
+    def _continuation(
+        self, row: int, most: int, cursor: GrammarCursor, text: Text, others: list[Text]
     ) -> tuple[list[int], list[int]]:
-        """Tokens, and the evidence for each."""
-        if gamma < 1:
+        """Return tokens, and the support of each."""
+        if most < 1:
             return [], []
         start, drafted = len(text.ids), cursor.drafted(row)
-        probability = text.probability_behind(drafted)
+        probability = text.probability_after(drafted)
         try:
             if drafted:
                 text.ids.extend(cursor.tokens(row))
             places, match = self._longest(text, others)
-            span: list[int] = []
-            evidence: list[int] = []
-            while places and len(span) < gamma and cursor.is_open(row):
+            tokens: list[int] = []
+            support: list[int] = []
+            while places and len(tokens) < most and cursor.is_open(row):
                 following = [ids[at] for ids, at in places if at < len(ids) and ids[at] != SEPARATOR]
                 token, share, count = _likeliest(following, lambda token: cursor.allows(row, token))
                 if token is None or probability * share < self.min_probability or not cursor.try_consume(row, token):
                     break
                 probability *= share
-                evidence.append(_evidence(match + len(span), share, count))
-                span.append(token)
-                text.ids.append(token)  # an occurrence in the own context may go on into it: a loop is continued
+                support.append(_support(match + len(tokens), share, count))
+                tokens.append(token)
+                text.ids.append(token)  # an occurrence in the own context may go on into it: loops go on
                 places = [(ids, at + 1) for ids, at in places if at < len(ids) and ids[at] == token]
         finally:
             text.cut(start)
         text.asked = (start, cursor.drafted(row), probability)
-        return span, evidence
+        return tokens, support
 
     def _longest(self, text: Text, others: list[Text]) -> tuple[list[Place], int]:
-        """The occurrences of the context's longest ending that occurs elsewhere, own and latest first; its length."""
+        """Return the places that the longest repeated ending leads to, own and latest first, and its length."""
         ending = text.ids[-self.max_match :]
         sources = [(text.ids, text.output), (text.ids, text.prompt)]
         sources += [(other.ids, other.output) for other in others] + list(reversed(self._memory.generations))
@@ -172,7 +173,7 @@ class SuffixDrafter(Drafter):
 
 
 def _match(ids: array[int], at: int, ending: array[int], known: int) -> int:
-    """How much of ``ending`` stands before a position, where the last ``known`` tokens do."""
+    """Return how much of ``ending`` stands before a position, where the last ``known`` tokens do."""
     most = min(at, len(ending))
     while known < most and ids[at - 1 - known] == ending[-1 - known]:
         known += 1
@@ -180,9 +181,9 @@ def _match(ids: array[int], at: int, ending: array[int], known: int) -> int:
 
 
 def _likeliest(following: Sequence[int], is_legal: Callable[[int], bool]) -> tuple[int | None, float, int]:
-    """The most frequent legal token, the first of equals, its share of the legal ones, and how often it occurs.
+    """Return the most frequent legal token (the first of equals), its share of the legal ones, and its count.
 
-    None where none is legal. Of a token without rivals that is not asked.
+    None where none is legal. A token without rivals is taken to be legal.
     """
     counts = Counter(following)
     for token in [token for token in counts if len(counts) > 1 and not is_legal(token)]:
@@ -193,7 +194,7 @@ def _likeliest(following: Sequence[int], is_legal: Callable[[int], bool]) -> tup
     return token, count / counts.total(), count
 
 
-def _evidence(match: int, share: float, count: int) -> int:
-    """1 to 16, as the drafter's docstring has it."""
+def _support(match: int, share: float, count: int) -> int:
+    """Return 1 to 16, as the drafter's docstring has it."""
     by_match = (match >= 2) + (match >= 4) + (match >= 8)
     return 1 + 4 * by_match + (int(share >= 0.5) if share < 1 else 2 + (count > 1))

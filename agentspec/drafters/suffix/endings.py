@@ -17,7 +17,7 @@ import numpy as np
 from agentspec.sequence import Sequence as TokenSequence
 
 SEPARATOR = -1
-"""Stands between texts that are kept in one array; equal to no token."""
+"""Separates texts that are kept in one array; equal to no token."""
 
 _RECENT = 32  # prompts that are looked at for one like another
 
@@ -39,7 +39,7 @@ class Endings:
         self._tables: list[tuple[int, dict[bytes, int], array[int]]] = [(n, {}, array("i")) for n in lengths]
 
     def extend(self, ids: array[int], end: int, first: int = 0) -> None:
-        """Take in the positions up to ``end``; those before ``first`` are not to be found."""
+        """Index the positions up to ``end``; those before ``first`` are not to be found."""
         base, size = max(0, self.end - self._longest), ids.itemsize
         data = ids[base:end].tobytes()
         tables = [(max(length, first), length * size, latest, earlier) for length, latest, earlier in self._tables]
@@ -69,7 +69,7 @@ class Endings:
         self.end = end
 
     def places(self, k: int, key: bytes, most: int) -> list[int]:
-        """Where the continuations of a sequence of the k-th length begin, latest first."""
+        """Return where the continuations of a sequence of the k-th length begin, latest first."""
         _, latest, earlier = self._tables[k]
         found: list[int] = []
         at = latest.get(key, -1)
@@ -80,14 +80,14 @@ class Endings:
 
 
 def _keys(ids: array[int], length: int, begin: int, end: int) -> Iterable[tuple[int, bytes]]:
-    """The positions from ``begin`` to ``end``, and for each the ``length`` tokens before it."""
+    """Yield the positions from ``begin`` to ``end``, and for each the ``length`` tokens before it."""
     size = ids.itemsize
     data = ids[begin - length : end].tobytes() if begin < end else b""
     return ((at, data[(at - begin) * size : (at - begin + length) * size]) for at in range(begin, end))
 
 
 class Text:
-    """What is known of one sequence: its tokens, and their endings, those of the prompt shared with its likes."""
+    """One sequence's tokens and their endings; those of the prompt are shared with other texts."""
 
     def __init__(self, sequence: TokenSequence, prompt: Endings, lengths: list[int]) -> None:
         self.owner = weakref.ref(sequence)
@@ -100,24 +100,24 @@ class Text:
         self.asked = (0, 0, 1.0)  # length of the context, tokens drafted, probability that these are accepted
 
     def follow(self) -> None:
-        """Become the context: it grows by commits, and a stop string may take some tokens back."""
+        """Follow the context: it grows by commits, and a stop string may take some tokens back."""
         kept = min(len(self.ids), len(self.context))
         self.cut(kept)
         if kept < len(self.context):
             self.extend(self.context[kept:])
 
     def extend(self, tokens: list[int]) -> None:
-        """Take in more tokens."""
+        """Index more tokens."""
         self.ids.extend(tokens)
         self.output.extend(self.ids, len(self.ids))
 
     def cut(self, length: int) -> None:
-        """Back to this many tokens."""
+        """Go back to this many tokens."""
         self.output.cut(self.ids, length)
         del self.ids[length:]
 
-    def probability_behind(self, drafted: int) -> float:
-        """That what was proposed earlier in this round is accepted; 1 where nothing was."""
+    def probability_after(self, drafted: int) -> float:
+        """Return the chance that what was proposed earlier in this round is accepted; 1 where nothing was."""
         length, until, probability = self.asked
         return probability if length == len(self.ids) and drafted >= until else 1.0
 
@@ -137,14 +137,16 @@ class Prompts:
         self._tokens = 0  # of all of them
 
     def endings(self, sequence: TokenSequence) -> Endings:
-        """Those of a sequence's prompt."""
+        """Return the endings of a sequence's prompt."""
         prompt = self._take_in(array("i", sequence.context[: sequence.prompt_length]))
         prompt.users.add(sequence)
         return prompt.endings
 
     def prepare(self, context: Sequence[int]) -> None:
-        """Take in the beginning of a prompt that will be asked for soon. Nobody reads it yet: another may take its
-        place."""
+        """Index the beginning of a prompt that will be asked for soon.
+
+        No sequence reads it yet, so that another prompt may take its place.
+        """
         ids = array("i", context)
         if not any(known.ids[: len(ids)] == ids for known in self._recent()):
             self._take_in(ids)
@@ -161,7 +163,7 @@ class Prompts:
         return prompt
 
     def _nearest(self, ids: array[int]) -> Prompt | None:
-        """The prompt that is this one, or that is mostly its beginning and in nobody's use."""
+        """Return the prompt that is this one, or an unused one that is mostly its beginning."""
         recent = self._recent()
         same = next((known for known in recent if known.ids == ids), None)
         if same is not None:
@@ -171,7 +173,7 @@ class Prompts:
         return max(begun, key=lambda item: item[0], default=(0, None))[1]
 
     def _recent(self) -> list[Prompt]:
-        """Those that are looked at, the newest first."""
+        """Return the prompts that are looked at, the newest first."""
         return list(islice(reversed(self._known), _RECENT))
 
 
@@ -184,18 +186,18 @@ class Prompt:
         self.users: weakref.WeakSet[TokenSequence] = weakref.WeakSet()
 
     def is_used(self) -> bool:
-        """Whether a sequence that is not over reads it."""
+        """Whether an unfinished sequence reads it."""
         return any(user.finish_reason is None for user in self.users)
 
     def become(self, ids: array[int]) -> None:
-        """Keep what it has in common with these, and take in the rest."""
+        """Keep what it has in common with these ids, and index the rest."""
         self.endings.cut(self.ids, _common(self.ids, ids))
         self.endings.extend(ids, len(ids))
         self.ids = ids
 
 
 def _common(a: array[int], b: array[int]) -> int:
-    """Length of the common beginning."""
+    """Return the length of the common beginning."""
     n = min(len(a), len(b))
     differs = np.asarray(a[:n]) != np.asarray(b[:n])
     return int(differs.argmax()) if differs.any() else n
@@ -215,8 +217,12 @@ class Memory:
         self.generations: deque[tuple[array[int], Endings]] = deque(maxlen=_GENERATIONS)
 
     def keep(self, tokens: list[int], before: int) -> bool:
-        """Keep an output with ``before`` tokens of the prompt in front of it, for endings that begin in these; whether
-        there was anything to keep, and room. Of an output too long for a generation its end is kept."""
+        """Keep an output; return whether there was anything to keep, and room.
+
+        Args:
+            tokens: the output after some tokens of its prompt. Of one too long for a generation its end is kept.
+            before: how many of the tokens are the prompt's; endings may begin in them.
+        """
         kept = [SEPARATOR, *tokens][-self._share :] if self._share else []
         if len(tokens) <= before or not kept:
             return False

@@ -196,23 +196,21 @@ def commit(batch: Batch, accepted: Accepted, cursor: GrammarCursor, timer: Phase
     An exception becomes the ``fault`` of its row's sequence: half of the tokens may stand. Where every row has one, the
     first is raised.
     """
-    rows = tuple(_commit_row(batch, row, accepted, cursor, timer) for row in range(len(batch)))
+    rows = tuple(_commit_row(batch, b, accepted, cursor, timer) for b in range(len(batch)))
     faults = [sequence.fault for sequence in batch.sequences if sequence.fault is not None]
     if len(faults) == len(batch):
         raise faults[0]
     return rows
 
 
-def _commit_row(batch: Batch, row: int, accepted: Accepted, cursor: GrammarCursor, timer: PhaseTimer) -> RowStats:
-    sequence, drafted, tokens = batch.sequences[row], accepted.draft.rows[row], accepted.tokens[row]
+def _commit_row(batch: Batch, b: int, accepted: Accepted, cursor: GrammarCursor, timer: PhaseTimer) -> RowStats:
+    sequence, row, tokens = batch.sequences[b], accepted.draft.rows[b], accepted.tokens[b]
     logits = accepted.logits if sequence.params.raw_logprobs else accepted.warped
     try:
-        consumed = cursor.commit(row, tokens)
-        count = batch.commit(row, tokens, None if logits is None else logits[row], consumed, timer)
+        consumed = cursor.commit(b, tokens)
+        count = batch.commit(b, tokens, None if logits is None else logits[b], consumed, timer)
     except BaseException as error:  # an engine in Rust panics with one that is no Exception
         sequence.give_up(error)
-        return RowStats(Counter(drafted.source), Counter(), 0)
-    kept = min(count, common_prefix(drafted.tokens, tokens))
-    return RowStats(
-        Counter(drafted.source), Counter(drafted.source[:kept]), count, cursor.count_constrained(row, count)
-    )
+        return RowStats(Counter(row.source), Counter(), 0)
+    kept = min(count, common_prefix(row.tokens, tokens))
+    return RowStats(Counter(row.source), Counter(row.source[:kept]), count, cursor.count_constrained(b, count))

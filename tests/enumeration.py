@@ -1,8 +1,8 @@
-"""The exactness checker: the exact law of what rounds emit, by enumeration, not by luck.
+"""The exactness checker: the exact distribution of what rounds emit, by enumeration, not by luck.
 
-A ``TableModel`` gives every context a known law, an ``EnumeratingDice`` replays every branch of a round with its
-probability, and ``emitted_law`` folds the rounds into the law of whole texts. Compared with ``plain_law`` the
-difference must be rounding (1e-12), for every drafter, setting and grammar. The cases stand at the end.
+A ``TableModel`` gives every context a known distribution. An ``EnumeratingRng`` replays every branch of a round with its
+probability, and ``emitted_distribution`` folds the rounds into that of whole texts. Its difference from
+``plain_distribution`` must be rounding (1e-12), for every drafter, setting and grammar. The cases stand at the end.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from agentspec.sampling import Prefix, warp
 
 END = "<end>"
 Text = tuple[int, ...]
-Law = dict[Text, float]
+Distribution = dict[Text, float]
 Joint = dict[tuple[Text, ...], float]
 
 
@@ -63,7 +63,7 @@ class TableModel:
 
     def next_logits(self, contexts: SequenceOf[list[int]], last: SequenceOf[int]) -> Tensor:
         self.calls += 1
-        # Padding has a law of its own (uniform): what looks at it draws other tokens.
+        # Padding has a distribution of its own (uniform): code that reads it draws other tokens.
         out = torch.zeros(len(contexts), max(last), self.vocab_size, dtype=torch.float64)
         at = [(b, k) for b, n in enumerate(last) for k in range(n)]
         if at:
@@ -129,7 +129,7 @@ class _Branches:
             self._path[-1] = (choice + 1, count)
 
 
-class EnumeratingDice(SequenceRng):
+class EnumeratingRng(SequenceRng):
     """Uniforms that take, one run after the other, every value that matters.
 
     The unit interval is split at the edges of the decision; a cell is played by its left end with its width as the
@@ -166,8 +166,10 @@ class EnumeratingDice(SequenceRng):
         return inside[self._branches.choose(widths)]
 
 
-def joint_law(play_round: Callable[[Batch], object], starts: SequenceOf[Callable[[], Sequence]], length: int) -> Joint:
-    """The exact joint law of the texts of several sequences that share rounds, each cut at ``length`` tokens.
+def joint_distribution(
+    play_round: Callable[[Batch], object], starts: SequenceOf[Callable[[], Sequence]], length: int
+) -> Joint:
+    """Return the exact joint distribution of the texts of several sequences that share rounds, each cut at ``length`` tokens.
 
     Args:
         play_round: one round of a decoder.
@@ -176,7 +178,7 @@ def joint_law(play_round: Callable[[Batch], object], starts: SequenceOf[Callable
     """
     known: dict[tuple[Text, ...], Joint] = {}
 
-    def law_after(emitted: tuple[Text, ...]) -> Joint:
+    def distribution_after(emitted: tuple[Text, ...]) -> Joint:
         if emitted not in known:
             known[emitted] = fold(emitted)
         return known[emitted]
@@ -189,8 +191,8 @@ def joint_law(play_round: Callable[[Batch], object], starts: SequenceOf[Callable
         for _ in branches.runs():
             sequences = resumed(emitted)
             playing = live(sequences)
-            play_round(Batch(playing, rng=EnumeratingDice(len(playing), branches)))
-            for texts, rest in law_after(tuple(tuple(s.tokens) for s in sequences)).items():
+            play_round(Batch(playing, rng=EnumeratingRng(len(playing), branches)))
+            for texts, rest in distribution_after(tuple(tuple(s.tokens) for s in sequences)).items():
                 total[texts] += branches.probability * rest
         return dict(total)
 
@@ -203,35 +205,35 @@ def joint_law(play_round: Callable[[Batch], object], starts: SequenceOf[Callable
     def live(sequences: list[Sequence]) -> list[Sequence]:
         return [s for s in sequences if s.finish_reason is None and s.length < length]
 
-    return law_after(((),) * len(starts))
+    return distribution_after(((),) * len(starts))
 
 
-def emitted_law(
+def emitted_distribution(
     play_round: Callable[[Batch], object],
     prompt: list[int],
     length: int,
     params: SamplingParams,
     matcher: Callable[[], Matcher] | None = None,
     end_tokens: frozenset[int] = frozenset(),
-) -> Law:
-    """The exact law of the texts that rounds emit, cut at ``length`` tokens."""
+) -> Distribution:
+    """Return the exact distribution of the texts that rounds emit, cut at ``length`` tokens."""
 
     def start() -> Sequence:
         return Sequence(prompt, params, matcher=matcher() if matcher else None, end_tokens=end_tokens)
 
-    return {text: probability for (text,), probability in joint_law(play_round, [start], length).items()}
+    return {text: probability for (text,), probability in joint_distribution(play_round, [start], length).items()}
 
 
-def plain_law(
+def plain_distribution(
     model: TableModel,
     prompt: list[int],
     length: int,
     params: SamplingParams,
     matcher: Callable[[], Matcher] | None = None,
     end_tokens: frozenset[int] = frozenset(),
-) -> Law:
-    """The law of the target decoded token by token, written down without any of the decoder's code but ``warp``."""
-    law: Law = {}
+) -> Distribution:
+    """Return the distribution of plain decoding, without any of the decoder's code but ``warp``."""
+    found: Distribution = {}
 
     def grow(emitted: Text, probability: float) -> None:
         state = matcher() if matcher else None
@@ -240,7 +242,7 @@ def plain_law(
                 state.accept_token(token)
         over = state is not None and state.is_accepting() and state.token_mask().is_empty
         if len(emitted) == length or over or (emitted and emitted[-1] in end_tokens):
-            law[emitted] = law.get(emitted, 0.0) + probability
+            found[emitted] = found.get(emitted, 0.0) + probability
             return
         mask = None
         if state is not None:
@@ -255,12 +257,12 @@ def plain_law(
                 grow((*emitted, token), probability * mass)
 
     grow((), 1.0)
-    return law
+    return found
 
 
-def largest_error(law: Law, expected: Law) -> float:
-    """Largest difference between two laws over all texts."""
-    return max(abs(law.get(text, 0.0) - expected.get(text, 0.0)) for text in law.keys() | expected.keys())
+def largest_error(found: Distribution, expected: Distribution) -> float:
+    """Return the largest difference between two distributions over all texts."""
+    return max(abs(found.get(text, 0.0) - expected.get(text, 0.0)) for text in found.keys() | expected.keys())
 
 
 SETTINGS = {
@@ -302,15 +304,15 @@ class Task:
         ends = frozenset([self.vocab_size - 1])
         return Sequence(self.prompt, self.params(setting), matcher=matcher, end_tokens=ends, **how)
 
-    def emitted(self, play_round: Callable[[Batch], object], setting: str) -> Law:
-        """The exact law of what rounds emit."""
-        joint = joint_law(play_round, [lambda: self.start(setting)], self.length)
+    def emitted(self, play_round: Callable[[Batch], object], setting: str) -> Distribution:
+        """Return the exact distribution of what rounds emit."""
+        joint = joint_distribution(play_round, [lambda: self.start(setting)], self.length)
         return {text: probability for (text,), probability in joint.items()}
 
-    def plain(self, target: TableModel, setting: str) -> Law:
-        """The law of plain decoding."""
+    def plain(self, target: TableModel, setting: str) -> Distribution:
+        """Return the distribution of plain decoding."""
         ends = frozenset([self.vocab_size - 1])
-        return plain_law(target, list(self.prompt), self.length, self.params(setting), self.matcher, ends)
+        return plain_distribution(target, list(self.prompt), self.length, self.params(setting), self.matcher, ends)
 
 
 TASKS = {
@@ -344,7 +346,7 @@ def drafters(target: TableModel, draft: TableModel) -> dict[str, Drafter]:
 
 
 class CachingTable(TableModel):
-    """A ``TableModel`` behind the seam of models with a cache; it caches nothing."""
+    """A ``TableModel`` with the interface of a model with a cache; it caches nothing."""
 
     max_context, max_rows = 10_000, 8
 

@@ -1,7 +1,7 @@
 """Where speculation meets boundaries, grammars and settings: every case, every drafter, every offset, same as plain.
 
 The numbers are those of a list of failures that users of public engines reported. A scripted model puts a boundary
-where the test wants it, and an oracle drafts what plain decoding said and more, so that it falls at every offset of a
+where the test wants it, and an oracle drafts what plain decoding emitted and more, so that it falls at every offset of a
 block. Greedy, and drawn with shared noise, ids, text and log-probabilities must be those of plain decoding.
 """
 
@@ -60,7 +60,7 @@ class Recording(SpeculativeDecoder):
 
 @dataclass(frozen=True)
 class Scenario:
-    """What the model wants to say, and under what it says it.
+    """A wish of the model, and the settings under which it decodes.
 
     Args:
         script: text; ``<|end|>`` in it is the end token.
@@ -346,7 +346,7 @@ def test_11_a_rejected_end_token_leaves_the_mask_as_it_was() -> None:
 
 
 def sequence_of(scenario: Scenario, tokens: Sequence[int] = ()) -> Any:
-    """A sequence of the scenario that has said these tokens, and the engine's own one token further on in mind."""
+    """Return a sequence of the scenario that has emitted these tokens."""
     engine = LocalEngine(SpeculativeDecoder(scenario.model(True)), scenario.known)
     [sequence] = engine._admission(Request(scenario.prompt, SamplingParams(max_tokens=60), scenario.grammar))
     engine.close()
@@ -538,7 +538,7 @@ def test_23_a_processor_acts_on_p_and_q_and_sees_each_prefix_once_per_position()
     assert len(committed) < len(plain.tokens)
 
 
-def test_24_a_greedy_draft_reports_a_one_hot_law() -> None:
+def test_24_a_greedy_draft_reports_a_one_hot_q() -> None:
     scenario = Scenario("One, two, three, four")
     sequence = sequence_of(scenario)
     sequence.params = SamplingParams(temperature=0)
@@ -554,7 +554,7 @@ def test_24_a_greedy_draft_reports_a_one_hot_law() -> None:
 
 @pytest.mark.parametrize("raw", [False, True])
 @pytest.mark.parametrize("grammar", [None, SHOP], ids=["free", "constrained"])
-def test_25_logprobs_are_those_of_the_law_that_was_drawn_from(raw: bool, grammar: Grammar | None) -> None:
+def test_25_logprobs_are_those_of_the_distribution_that_was_drawn_from(raw: bool, grammar: Grammar | None) -> None:
     settings = {"temperature": 0.8, "top_k": 20, "logprobs": 2, "raw_logprobs": raw, "max_tokens": 25}
     scenario = Scenario(WISH, settings, grammar, favour=7.0)
     model, params = scenario.model(False), SamplingParams(**settings)
@@ -571,7 +571,7 @@ def test_25_logprobs_are_those_of_the_law_that_was_drawn_from(raw: bool, grammar
                 mask[KNOWN[True].eos_token_id] |= matcher.is_accepting()
                 mask = PackedMasks.of(mask[None, None])
                 matcher.accept_token(found.tokens[at])
-            law = logits.softmax(-1) if raw else warp(logits, [params], mask, [Prefix(context, 0, 1, frozenset())])
-            assert entry.logprob == pytest.approx(law[0, 0, entry.token].log().item(), abs=1e-4), (name, at)
-            assert [i for i, _ in entry.top] == law[0, 0].topk(2).indices.tolist()[: len(entry.top)]
+            probs = logits.softmax(-1) if raw else warp(logits, [params], mask, [Prefix(context, 0, 1, frozenset())])
+            assert entry.logprob == pytest.approx(probs[0, 0, entry.token].log().item(), abs=1e-4), (name, at)
+            assert [i for i, _ in entry.top] == probs[0, 0].topk(2).indices.tolist()[: len(entry.top)]
     assert any(entry.logprob < -0.01 for entry in found.logprobs or ())

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from effort import effort
-from enumeration import AutomatonMatcher, TableModel, emitted_law, largest_error, plain_law
+from enumeration import AutomatonMatcher, TableModel, emitted_distribution, largest_error, plain_distribution
 from torch import Tensor
 
 from agentspec import (
@@ -74,15 +74,15 @@ def test_the_law_is_that_of_plain_decoding(name: str, setting: str) -> None:
     one = tasks[(list(SETTINGS).index(setting) + list(DRAFTERS).index(name)) % 2]
     for matcher, end_tokens in effort(quick=[one], whole=tasks):
         decoder = SpeculativeDecoder(TARGET, DRAFTERS[name], gamma=2)
-        law = emitted_law(decoder.round, [0, 1, 0], 3, params, matcher, end_tokens)
-        expected = plain_law(TARGET, [0, 1, 0], 3, params, matcher, end_tokens)
+        law = emitted_distribution(decoder.round, [0, 1, 0], 3, params, matcher, end_tokens)
+        expected = plain_distribution(TARGET, [0, 1, 0], 3, params, matcher, end_tokens)
         assert largest_error(law, expected) < 1e-12
-        unadjusted = plain_law(TARGET, [0, 1, 0], 3, SamplingParams(), matcher, end_tokens)
+        unadjusted = plain_distribution(TARGET, [0, 1, 0], 3, SamplingParams(), matcher, end_tokens)
         assert largest_error(expected, unadjusted) > 1e-3 or (matcher and setting in ("min_tokens", "banned"))
 
 
 def test_min_tokens_holds_and_banned_ids_never_come() -> None:
-    law = plain_law(TARGET, [0], 4, SamplingParams(min_tokens=3, banned_token_ids=(1,)), None, frozenset([2]))
+    law = plain_distribution(TARGET, [0], 4, SamplingParams(min_tokens=3, banned_token_ids=(1,)), None, frozenset([2]))
     assert all(2 not in text[:3] and 1 not in text for text in law)
 
 

@@ -106,7 +106,7 @@ def test_text_is_the_same_whenever_it_is_asked_for() -> None:
         assert (detokenizer.text, detokenizer.ends) == (asked.text, asked.ends)
 
 
-def test_nothing_is_decoded_before_somebody_asks() -> None:
+def test_nothing_is_decoded_before_the_text_is_read() -> None:
     calls: list[list[int]] = []
     detokenizer = Detokenizer(lambda ids: calls.append(ids) or "".join("ab"[i] for i in ids))  # type: ignore[func-returns-value]
     detokenizer.push(0)

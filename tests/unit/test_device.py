@@ -22,14 +22,14 @@ from agentspec.sequence import Sequence as TokenSequence
 from agentspec.speculative import SpeculativeDecoder
 
 CPU = torch.device("cpu")
-BEST = int(TableModel().logits([0, 1, 2]).argmax())
+ARGMAX = int(TableModel().logits([0, 1, 2]).argmax())
 READS = ("tolist", "item", "__bool__", "__int__", "__float__", "__index__")
 
 
-class Says(Drafter):
+class Repeats(Drafter):
     """Drafts the same token again and again."""
 
-    name = "says"
+    name = "repeats"
 
     def propose(self, batch: Batch, budget: DraftBudget, cursor: GrammarCursor) -> Draft:
         return Draft.of_tokens([[1] * n for n in budget.of(self.name)], self.name, batch.device)
@@ -44,11 +44,11 @@ def batch_of(rows: int, **settings: Any) -> Batch:
 @pytest.mark.parametrize(
     ("drafter", "settings", "expected"),
     [
-        (Says(), {"temperature": 0.0}, 1),
-        (Says(), {"temperature": 0.8, "top_k": 2, "min_p": 0.1}, 1),
-        (Says(), {"temperature": 0.8, "top_p": 0.9}, 2),  # whether a sort is needed
+        (Repeats(), {"temperature": 0.0}, 1),
+        (Repeats(), {"temperature": 0.8, "top_k": 2, "min_p": 0.1}, 1),
+        (Repeats(), {"temperature": 0.8, "top_p": 0.9}, 2),  # whether a sort is needed
         (ModelDrafter(TableModel(seed=5)), {"temperature": 0.8}, 4),
-        (Cascade([Says(), ModelDrafter(TableModel(seed=5))]), {"temperature": 0.8}, 1),
+        (Cascade([Repeats(), ModelDrafter(TableModel(seed=5))]), {"temperature": 0.8}, 1),
     ],
     ids=["greedy", "top-k", "top-p", "a draft model of three tokens", "a cascade"],
 )
@@ -60,11 +60,11 @@ def test_the_host_reads_once_a_round_and_once_for_each_token_that_a_draft_model_
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize(("edges", "more"), [({0: 0, 1: 0, 2: 0}, 0), ({BEST: 0}, 0), ({(BEST + 1) % 3: 0}, 1)])
-def test_under_a_grammar_the_host_reads_again_only_where_the_best_token_is_not_legal(
+@pytest.mark.parametrize(("edges", "more"), [({0: 0, 1: 0, 2: 0}, 0), ({ARGMAX: 0}, 0), ({(ARGMAX + 1) % 3: 0}, 1)])
+def test_under_a_grammar_the_host_reads_again_only_where_the_argmax_is_not_legal(
     edges: dict[int, int], more: int, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All tokens are legal, or the best one alone, or another one alone, whose score is looked at."""
+    """All tokens are legal, or the argmax alone, or another one alone, whose logit is looked at."""
     batch = batch_of(rows, temperature=0.0)
     for sequence in batch.sequences:
         sequence.matcher = AutomatonMatcher({0: edges}, set())
@@ -113,36 +113,36 @@ def test_seconds_that_the_host_waits_for_a_pass_are_those_of_the_pass(monkeypatc
             free_at[0] = now[0] + 20
             return super().next_logits(contexts, last)
 
-    def read(scores: Tensor) -> list[list[int]]:
+    def read(logits: Tensor) -> list[list[int]]:
         now[0] = max(free_at[0], now[0]) + 1
-        return sampling.best_tokens(scores)
+        return sampling.best_tokens(logits)
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"of {device}")
     monkeypatch.setattr(acceptance, "best_tokens", read)
-    seconds = SpeculativeDecoder(Far(), Says(), gamma=2).round(batch_of(1, temperature=0.0)).seconds
+    seconds = SpeculativeDecoder(Far(), Repeats(), gamma=2).round(batch_of(1, temperature=0.0)).seconds
     assert seconds == {"draft_s": 0, "mask_s": 0, "verify_s": 20, "sample_s": 1, "detokenize_s": 0}
 
 
 def test_masks_are_copied_beside_what_a_device_computes(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
+    seen: list[str] = []
 
     class Stream:
         def __init__(self, name: Any) -> None:
             self.name = str(name)
 
         def wait_stream(self, other: Stream) -> None:
-            told.append(f"{self.name} waits for {other.name}")
+            seen.append(f"{self.name} waits for {other.name}")
 
         def __enter__(self) -> None:
-            told.append(f"on {self.name}")
+            seen.append(f"on {self.name}")
 
         def __exit__(self, *_: object) -> None:
-            told.append("off it")
+            seen.append("off it")
 
     class There:
         def record_stream(self, stream: Stream) -> None:
-            told.append(f"used by {stream.name}")
+            seen.append(f"used by {stream.name}")
 
     monkeypatch.setattr(device, "_copies", lambda at: Stream(f"copies of {at}"))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda at: Stream(f"passes of {at}"))
@@ -150,7 +150,7 @@ def test_masks_are_copied_beside_what_a_device_computes(monkeypatch: pytest.Monk
     monkeypatch.setattr(device, "upload", lambda host, at: There())
     assert isinstance(upload_beside(torch.zeros(1), "cuda:1"), There)
     passes, copies = "passes of cuda:1", "copies of cuda:1"
-    assert told == [f"on {copies}", "off it", f"{passes} waits for {copies}", f"used by {passes}"]
+    assert seen == [f"on {copies}", "off it", f"{passes} waits for {copies}", f"used by {passes}"]
 
 
 def test_on_a_cpu_nothing_runs_beside_the_host() -> None:

@@ -68,7 +68,7 @@ class Frozen(Auto):
 
 
 class Guesser(Drafter):
-    """Knows the greedy text and proposes it, but for positions where a hash says no: tokens are right at ``rate``."""
+    """Knows the greedy text and proposes it, except where a hash decides otherwise: tokens are right at ``rate``."""
 
     name = "guesser"
 
@@ -91,7 +91,7 @@ class Guesser(Drafter):
 
 
 class Clock:
-    """A target that says how long its passes would have taken."""
+    """A target that knows how long its passes would have taken."""
 
     def __init__(self, target: TableModel, cost: PassCost) -> None:
         self.target, self.cost, self.seconds = target, cost, 0.0
@@ -144,7 +144,7 @@ def test_a_dip_in_the_cost_is_used() -> None:
     assert best_width([[0.6, 0.5, 0.4, 0.35]], Known(BUMPY)) == 4
 
 
-# The law
+# The distribution
 
 
 def frozen(cost: dict[tuple[int, int], float], **drafts: dict[tuple[int, int], float]) -> Frozen:
@@ -155,7 +155,7 @@ def frozen(cost: dict[tuple[int, int], float], **drafts: dict[tuple[int, int], f
     ("drafter", "cost"),
     [*((name, {(1, 1): 1.0, (1, 2): 1.2, (1, 3): 2.5}) for name in DRAFTERS), ("cascade", FLAT), ("cascade", STEEP)],
 )
-def test_the_emitted_law_is_the_targets_law(drafter: str, cost: dict[tuple[int, int], float]) -> None:
+def test_the_emitted_distribution_is_the_targets(drafter: str, cost: dict[tuple[int, int], float]) -> None:
     for setting, task in itertools.product(("temperature 1", "top-p 0.8"), TASKS.values()):
         target, draft = table_models(task, 1)
         known = drafters(target, draft)[drafter]
@@ -258,18 +258,18 @@ def test_what_a_sequence_does_moves_what_is_expected_of_it() -> None:
     assert acceptance(copying, "lookup", 4) > 0.85
     assert acceptance(writing, "lookup", 4) < 0.15
     assert acceptance(copying, "lookup", 4) > acceptance(new, "lookup", 4) > acceptance(writing, "lookup", 4)
-    assert acceptance(new, "lookup", 5) == AcceptanceRates()(new, "lookup", 5) > assumed  # more evidence, another count
+    assert acceptance(new, "lookup", 5) == AcceptanceRates()(new, "lookup", 5) > assumed  # more support, another count
     assert acceptance(new, "forced", 0) == 1
 
 
-def test_a_request_in_which_nothing_repeats_is_soon_known_whatever_the_evidence() -> None:
+def test_a_request_in_which_nothing_repeats_is_soon_known_whatever_the_support() -> None:
     rates, texts = AcceptanceRates(), [Sequence([1, 2]) for _ in range(3)]
-    for evidence in range(1, 17):
+    for support in range(1, 17):
         for _ in range(100):
-            rates.learn(texts[0], "suffix", evidence, True)
+            rates.learn(texts[0], "suffix", support, True)
     assert rates(texts[1], "suffix", 16) > 0.9
-    for evidence in range(1, 9):  # each of them seen once
-        rates.learn(texts[1], "suffix", evidence, False)
+    for support in range(1, 9):  # each of them seen once
+        rates.learn(texts[1], "suffix", support, False)
     assert rates(texts[1], "suffix", 16) < 0.5  # which was never seen here
     assert rates(texts[1], "model", 0) == rates.overall("model", 0)  # another drafter
     assert rates(texts[2], "suffix", 16) > 0.9  # another request
@@ -308,10 +308,10 @@ def test_several_rows_do_not_look_for_copies_in_every_round_where_none_pays(rows
     for _ in range(64):
         decoder.round(Batch(texts))
     assert len([gamma for gamma in asked if any(gamma)]) == expected
-    told = Sequence([1, 2], params, seed=9, gamma=2)  # whose request names its own
+    named = Sequence([1, 2], params, seed=9, gamma=2)  # whose request names its own
     asked.clear()
     for _ in range(8):
-        decoder.round(Batch([*texts, told]))
+        decoder.round(Batch([*texts, named]))
     assert all(gamma[-1] > 0 for gamma in asked)
 
 

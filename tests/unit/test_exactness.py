@@ -1,4 +1,4 @@
-"""What is emitted has the law of the target, whatever drafts, and no row depends on its neighbours."""
+"""What is emitted has the distribution of the target, whatever drafts, and no row depends on its neighbours."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from enumeration import (
     SETTINGS,
     TASKS,
     AutomatonMatcher,
-    Law,
+    Distribution,
     TableModel,
     Task,
     automaton,
     drafters,
-    joint_law,
+    joint_distribution,
     largest_error,
     table_models,
 )
@@ -105,7 +105,7 @@ def enumerated(*labels: str) -> list[tuple[int, int]]:
 @every_task
 @every_setting
 @every_drafter
-def test_the_emitted_law_is_the_targets_law(drafter: str, setting: str, task: Task, errors: list[float]) -> None:
+def test_the_emitted_distribution_is_the_targets(drafter: str, setting: str, task: Task, errors: list[float]) -> None:
     for seed, gamma in enumerated(drafter, setting, repr(task)):
         target, draft = table_models(task, seed)
         decoder = SpeculativeDecoder(target, drafters(target, draft)[drafter], gamma)
@@ -116,18 +116,18 @@ def test_the_emitted_law_is_the_targets_law(drafter: str, setting: str, task: Ta
 
 @every_task
 @every_setting
-def test_the_expected_law_is_not_vacuous(setting: str, task: Task) -> None:
-    laws = [task.plain(table_models(task, seed)[0], setting) for seed in SEEDS]
-    assert [sum(law.values()) for law in laws] == pytest.approx([1] * len(laws), abs=ROUNDING)
+def test_the_expected_distribution_is_not_vacuous(setting: str, task: Task) -> None:
+    expected = [task.plain(table_models(task, seed)[0], setting) for seed in SEEDS]
+    assert [sum(probs.values()) for probs in expected] == pytest.approx([1] * len(expected), abs=ROUNDING)
     if setting == "greedy":
-        assert [list(law.values()) for law in laws] == [[1.0]] * len(laws)
+        assert [list(probs.values()) for probs in expected] == [[1.0]] * len(expected)
     else:
-        assert all(len(law) > 1 for law in laws)
+        assert all(len(probs) > 1 for probs in expected)
 
 
 @pytest.mark.parametrize("drafter", [*DRAFTERS, "lookup in all rows", "suffix in all rows"])
 def test_rows_of_a_batch_are_independent(drafter: str) -> None:
-    """The joint law of two rows with other prompts, settings and grammars is the product of the laws of each alone."""
+    """The joint distribution of two rows that differ in all settings is the product of those of each alone."""
     grammar = TASKS["constrained"]
     rows = [
         (Task(4, 2, prompt=(0, 1, 0)), "temperature 1"),
@@ -138,14 +138,14 @@ def test_rows_of_a_batch_are_independent(drafter: str) -> None:
     known["lookup in all rows"] = PromptLookupDrafter(min_ngram=1, scope="engine")
     known["suffix in all rows"] = SuffixDrafter(scope="engine", memory=0)
     decoder = SpeculativeDecoder(target, known[drafter], gamma=1)
-    joint = joint_law(decoder.round, [lambda row=row: row[0].start(row[1]) for row in rows], length=2)
+    joint = joint_distribution(decoder.round, [lambda row=row: row[0].start(row[1]) for row in rows], length=2)
     first, second = (task.plain(target, setting) for task, setting in rows)
     product = {(a, b): first[a] * second[b] for a in first for b in second}
     assert min(len(first), len(second)) > 1
     assert max(abs(joint.get(texts, 0) - product.get(texts, 0)) for texts in joint | product) < ROUNDING
 
 
-def test_what_siblings_said_is_drafted_and_changes_no_coupled_text() -> None:
+def test_texts_of_siblings_are_drafted_and_change_no_coupled_text() -> None:
     target = TableModel(4, seed=4)
 
     def texts(scope: Any, gamma: int) -> tuple[list[list[int]], int]:
@@ -174,8 +174,8 @@ def test_an_empty_residual_falls_back_to_p() -> None:
         def uniform(self, role: Role, offsets: Tensor, edges: Tensor | None = None) -> Tensor:
             return torch.full(offsets.shape, 1 - 2.0**-53, dtype=torch.float64)
 
-    verdict = verify(p, draft, Highest([0], [0]))
-    assert (verdict.accepted.item(), verdict.token.item()) == (0, 1)
+    verification = verify(p, draft, Highest([0], [0]))
+    assert (verification.accepted.item(), verification.token.item()) == (0, 1)
 
 
 class Positions(Matcher):
@@ -201,45 +201,45 @@ class Positions(Matcher):
 
 
 @pytest.mark.parametrize("is_dense", [False, True], ids=["tokens alone", "with q"])
-def test_the_greedy_verdict_is_what_both_rules_come_to(is_dense: bool) -> None:
+def test_the_greedy_path_is_what_both_rules_come_to(is_dense: bool) -> None:
     generator = torch.Generator().manual_seed(3)
     rows, gamma, vocabulary = 40, 3, 4
-    scores = torch.randn(rows, gamma + 1, vocabulary, generator=generator)
+    logits = torch.randn(rows, gamma + 1, vocabulary, generator=generator)
     nowhere = torch.rand(rows, gamma + 1, generator=generator) < 0.1  # no token is legal there
-    legal = (torch.rand(scores.shape, generator=generator) < 0.7) & ~nowhere[..., None]
+    legal = (torch.rand(logits.shape, generator=generator) < 0.7) & ~nowhere[..., None]
     masks = [[TokenMask.of(mask) for mask in row] for row in legal]
     params = SamplingParams(temperature=0)
-    p = warp(scores, [params] * rows, PackedMasks(masks))
-    best = p.nan_to_num().argmax(-1)[:, :-1]
-    strays = torch.randint(vocabulary, best.shape, generator=generator)
-    tokens = torch.where(torch.rand(best.shape, generator=generator) < 0.7, best, strays)
+    p = warp(logits, [params] * rows, PackedMasks(masks))
+    argmax = p.nan_to_num().argmax(-1)[:, :-1]
+    strays = torch.randint(vocabulary, argmax.shape, generator=generator)
+    tokens = torch.where(torch.rand(argmax.shape, generator=generator) < 0.7, argmax, strays)
     lengths = torch.randint(gamma + 1, (rows,), generator=generator)
     q = 0.5 + torch.rand(rows, gamma, vocabulary, generator=generator) if is_dense else None
     drafted = [row[:n] for row, n in zip(tokens.tolist(), lengths.tolist(), strict=True)]
     q = None if q is None else (q / q.sum(-1, keepdim=True))[:, : max(map(len, drafted))]
     draft = Draft.of_tokens(drafted, "model", "cpu", q=q)
-    seeds, accepted, lawless = list(range(rows)), set(), [0, 0]
+    seeds, accepted, undefined = list(range(rows)), set(), [0, 0]
     for rule, rng in ((verify, SequenceRng(seeds, seeds)), (verify_coupled, CoupledRng(seeds, seeds))):
-        verdict = rule(p, draft, rng)
-        for b, (n, token) in enumerate(zip(verdict.accepted.tolist(), verdict.token.tolist(), strict=True)):
-            row, some = Draft.of_tokens([drafted[b]], "model", "cpu"), scores[b : b + 1]
+        verification = rule(p, draft, rng)
+        for b, (n, token) in enumerate(zip(verification.accepted.tolist(), verification.token.tolist(), strict=True)):
+            row, some = Draft.of_tokens([drafted[b]], "model", "cpu"), logits[b : b + 1]
             for makes_masks in (False, True):
                 matcher = Positions(masks[b])
                 cursor = GrammarCursor([Sequence([0], params, matcher=matcher)], vocabulary)
                 _ = cursor.masks([drafted[b]]) if makes_masks else cursor.seek(0, drafted[b])
-                is_lawless = bool(p[b, n, 0].isnan())
-                lawless[n > 0] += is_lawless
-                if is_lawless and n == 0:
+                is_undefined = bool(p[b, n, 0].isnan())
+                undefined[n > 0] += is_undefined
+                if is_undefined and n == 0:
                     with pytest.raises(InvalidRequestError, match="No token may come next"):
                         accept_argmax(some, best_tokens(some), row, cursor)
                 else:
-                    new = [*drafted[b][:n], *[token] * (not is_lawless)]
+                    new = [*drafted[b][:n], *[token] * (not is_undefined)]
                     assert accept_argmax(some, best_tokens(some), row, cursor) == [new]
                     assert cursor.commit(0, new) in (n, n + 1)  # the last token may have been found by its mask
                     accepted.add(n)
                 cursor.reset()
                 assert matcher.at in (0, n, n + 1)
-    assert all(lawless)
+    assert all(undefined)
     assert accepted == set(range(gamma + 1))
 
 
@@ -260,7 +260,7 @@ CROWD = range(effort(quick=40, whole=200))
 
 @pytest.fixture(scope="module")
 def plain_texts() -> list[list[int]]:
-    """What the crowd says without speculation."""
+    """The texts of the crowd without speculation."""
     plain = crowd("coupled", [0], CROWD)
     play(SpeculativeDecoder(chatty_models()[0]), plain)
     return [s.tokens for s in plain]
@@ -293,24 +293,24 @@ def chi_square_quantile(freedom: int, z: float) -> float:
     return freedom * (1 - spread + z * math.sqrt(spread)) ** 3
 
 
-def assert_follows(texts: list[tuple[int, ...]], law: Law) -> None:
+def assert_follows(texts: list[tuple[int, ...]], expected: Distribution) -> None:
     """A chi-square test at p = 1e-4, rare texts counted as one."""
     counts = Counter(texts)
-    assert set(counts) <= set(law)
-    common = [text for text, mass in law.items() if mass * len(texts) >= 5]
-    cells = [(counts[text], law[text] * len(texts)) for text in common]
-    rare = len(texts) - sum(expected for _, expected in cells)
+    assert set(counts) <= set(expected)
+    common = [text for text, mass in expected.items() if mass * len(texts) >= 5]
+    cells = [(counts[text], expected[text] * len(texts)) for text in common]
+    rare = len(texts) - sum(count for _, count in cells)
     if rare >= 1:
         cells.append((len(texts) - sum(seen for seen, _ in cells), rare))
-    statistic = sum((seen - expected) ** 2 / expected for seen, expected in cells)
+    statistic = sum((seen - count) ** 2 / count for seen, count in cells)
     assert statistic < chi_square_quantile(len(cells) - 1, z=3.719)  # the normal's upper 1e-4 point
 
 
 @pytest.mark.whole
 @pytest.mark.parametrize(("acceptance", "drafter"), [("coupled", "none"), ("rejection", "model")], ids=str)
 @pytest.mark.parametrize("task", ["free, limited", "constrained"])
-def test_real_dice_have_the_targets_law(acceptance: Acceptance, drafter: str, task: str) -> None:
-    """Many texts of pinned seeds. Beside the law this checks the keys of the rng across rounds."""
+def test_seeded_draws_have_the_targets_distribution(acceptance: Acceptance, drafter: str, task: str) -> None:
+    """Many texts of pinned seeds. Besides the distribution this checks the keys of the rng across rounds."""
     what = dataclasses.replace(TASKS[task], length=4, max_tokens=4)
     target, draft = table_models(what, seed=1)
     sequences = [
@@ -366,7 +366,7 @@ def test_a_row_does_not_depend_on_its_place_in_the_batch() -> None:
 
 
 class Stubborn(Drafter):
-    """Proposes the same token, legal or not, without walking over it."""
+    """Proposes the same token, legal or not, without consuming it."""
 
     name = "stubborn"
 
@@ -462,7 +462,7 @@ def test_the_matcher_stands_where_the_tokens_end() -> None:
 
 
 def test_a_fully_rejected_draft_leaves_only_the_committed_token() -> None:
-    """The look-up walks over legal tokens; a greedy target that wants another one takes none of them."""
+    """The look-up consumes legal tokens; a greedy target that wants another one accepts none of them."""
 
     class Contrary(TableModel):
         def logits(self, context: list[int]) -> Tensor:

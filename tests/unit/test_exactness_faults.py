@@ -1,6 +1,6 @@
-"""The exactness checker sees every classic mistake: each fault below moves the law of what is emitted.
+"""The exactness checker sees every classic mistake: each fault below moves the distribution of what is emitted.
 
-A fault replaces one piece of a correct whole: of the verdict, of a drafter, of the cursor. Each is enumerated beside
+A fault replaces one piece of a correct whole: of the rule, of a drafter, of the cursor. Each is enumerated beside
 the whole with nothing replaced, which must be exact in the same cases.
 """
 
@@ -70,7 +70,7 @@ def detected(request: pytest.FixtureRequest) -> Iterator[dict[str, float]]:
             print(f"  {error:8.1e}  {name}")
 
 
-# The verdict
+# The rule
 
 
 def leading(accepted: Tensor) -> Tensor:
@@ -109,12 +109,12 @@ WRONG_RULES = {
     "accepts with <=": Rule(accepts=torch.le),
     "accepts with q / p": Rule(ratio=lambda p, q: q / p),
     "accepts with p alone": Rule(ratio=lambda p, q: p),
-    "counts accepted tokens behind a rejected one": Rule(count=lambda accepted: accepted.sum(-1)),
+    "counts accepted tokens after a rejected one": Rule(count=lambda accepted: accepted.sum(-1)),
     "residual |p - q|": Rule(residual=lambda p, q: (p - q).abs()),
     "residual p": Rule(residual=lambda p, q: p),
     "residual max(p, q)": Rule(residual=torch.maximum),
     "bonus from p of the last accepted token": Rule(p_row=lambda n, lengths: (n - 1).clamp(min=0)),
-    "recovered token from p behind the draft": Rule(p_row=lambda n, lengths: lengths),
+    "recovered token from p after the draft": Rule(p_row=lambda n, lengths: lengths),
     "recovered token from q of the next position": Rule(q_row=lambda n: n + 1),
     "recovered token from q of the first position": Rule(q_row=torch.zeros_like),
 }
@@ -139,10 +139,10 @@ def test_a_wrong_rule_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch, detec
 class Pieces:
     """A drafter's choices at one position."""
 
-    law: Callable[[Tensor, SamplingParams, Tensor | None], Tensor]  # what is drawn from: logits, settings, mask -> [V]
-    reported: Callable[[Tensor, SamplingParams, Tensor | None], Tensor]  # what is called q
-    pick: Callable[[Callable[[], int], Tensor], int] = lambda draw, law: draw()
-    keeps: Callable[[int, Tensor, Tensor | None], bool] = lambda token, law, mask: True
+    drawn_from: Callable[[Tensor, SamplingParams, Tensor | None], Tensor]  # logits, settings, mask -> [V]
+    reported: Callable[[Tensor, SamplingParams, Tensor | None], Tensor]  # as q
+    pick: Callable[[Callable[[], int], Tensor], int] = lambda draw, q: draw()
+    keeps: Callable[[int, Tensor, Tensor | None], bool] = lambda token, q, mask: True
 
 
 class PiecewiseDrafter(Drafter):
@@ -154,26 +154,26 @@ class PiecewiseDrafter(Drafter):
         self.model, self.pieces = model, pieces
         self.draws = 0
 
-    def _draw(self, rng: SequenceRng, law: Tensor) -> int:
+    def _draw(self, rng: SequenceRng, q: Tensor) -> int:
         """A draw with a random number of its own."""
         self.draws += 1
-        return int(rng.draw(law[None], Role.DRAFT, torch.tensor([self.draws])))
+        return int(rng.draw(q[None], Role.DRAFT, torch.tensor([self.draws])))
 
     def propose(self, batch: Batch, budget: DraftBudget, cursor: GrammarCursor) -> Draft:
         tokens: list[int] = []
-        laws: list[Tensor] = []
+        reported: list[Tensor] = []
         while len(tokens) < budget.of(self.name)[0] and cursor.is_open(0):
             logits = self.model.next_logits([cursor.context(0)], [1])[0, 0]
             legal, params = cursor.token_mask(0), batch.params[0]
             mask = None if legal is None else legal.tensor()
-            law = self.pieces.law(logits, params, mask)
-            token = self.pieces.pick(functools.partial(self._draw, batch.rng, law), law)
-            if not self.pieces.keeps(token, law, mask):
+            q = self.pieces.drawn_from(logits, params, mask)
+            token = self.pieces.pick(functools.partial(self._draw, batch.rng, q), q)
+            if not self.pieces.keeps(token, q, mask):
                 break
-            laws.append(self.pieces.reported(logits, params, mask))
+            reported.append(self.pieces.reported(logits, params, mask))
             tokens.append(token)
             cursor.consume(0, token)
-        return Draft.of_tokens([tokens], self.name, "cpu", q=torch.stack(laws)[None] if laws else None)
+        return Draft.of_tokens([tokens], self.name, "cpu", q=torch.stack(reported)[None] if reported else None)
 
 
 def masked(logits: Tensor, params: SamplingParams, mask: Tensor | None) -> Tensor:
@@ -193,21 +193,21 @@ def greedy(logits: Tensor, params: SamplingParams, mask: Tensor | None) -> Tenso
     return masked(logits, dataclasses.replace(params, temperature=0), mask)
 
 
-def confident(token: int, law: Tensor, mask: Tensor | None) -> bool:
-    return bool(law[token] > 0.4)
+def confident(token: int, q: Tensor, mask: Tensor | None) -> bool:
+    return bool(q[token] > 0.4)
 
 
-def legal(token: int, law: Tensor, mask: Tensor | None) -> bool:
+def legal(token: int, q: Tensor, mask: Tensor | None) -> bool:
     return mask is None or bool(mask[token])
 
 
-def likelier_of_two(draw: Callable[[], int], law: Tensor) -> int:
-    return max(draw(), draw(), key=lambda token: float(law[token]))
+def likelier_of_two(draw: Callable[[], int], q: Tensor) -> int:
+    return max(draw(), draw(), key=lambda token: float(q[token]))
 
 
-def second_chance(draw: Callable[[], int], law: Tensor) -> int:
+def second_chance(draw: Callable[[], int], q: Tensor) -> int:
     first = draw()
-    return first if law[first] > 0.3 else draw()
+    return first if q[first] > 0.3 else draw()
 
 
 EXACT_DRAFTERS = {
@@ -215,7 +215,7 @@ EXACT_DRAFTERS = {
     "q without masks": Pieces(unmasked, unmasked),
     "q at another temperature": Pieces(at_temperature_1, at_temperature_1),
     "greedy, one-hot q": Pieces(greedy, greedy),
-    "stops by the law before the draw": Pieces(masked, masked, keeps=lambda token, law, mask: bool(law.max() > 0.6)),
+    "stops by q before the draw": Pieces(masked, masked, keeps=lambda token, q, mask: bool(q.max() > 0.6)),
 }
 INEXACT_DRAFTERS = {
     "drops drawn tokens of low confidence": Pieces(masked, masked, keeps=confident),
@@ -266,7 +266,7 @@ def shift(row: Row) -> Row:
     return [*row[:1], *row[:-1]]
 
 
-WRONG_WALKS = {
+WRONG_CURSORS = {
     "p without its mask at the bonus": ("masks", edited(unmask_bonus)),
     "p masked at the bonus alone": ("masks", edited(unmask_draft)),
     "p with the mask of the position before": ("masks", edited(shift)),
@@ -274,10 +274,10 @@ WRONG_WALKS = {
 }
 
 
-@pytest.mark.parametrize("fault", WRONG_WALKS)
-def test_a_wrong_walk_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch, detected: dict[str, float]) -> None:
+@pytest.mark.parametrize("fault", WRONG_CURSORS)
+def test_a_wrong_cursor_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch, detected: dict[str, float]) -> None:
     assert max(errors(ModelDrafter).values()) < ROUNDING
-    monkeypatch.setattr(GrammarCursor, *WRONG_WALKS[fault])
+    monkeypatch.setattr(GrammarCursor, *WRONG_CURSORS[fault])
     found = errors(ModelDrafter)
     detected[fault] = max(found.values())
     assert detected[fault] > VISIBLE

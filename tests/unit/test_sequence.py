@@ -23,7 +23,7 @@ def decode(ids: list[int]) -> str:
 
 
 def started(*, skip_end: bool = True, matcher: AutomatonMatcher | None = None, **settings: Any) -> Sequence:
-    """A sequence behind a prompt, with text."""
+    """Return a sequence after a prompt, with text."""
     detokenizer = Detokenizer(decode, skip={END} if skip_end else ())
     return Sequence(
         [A, END, B], SamplingParams(**settings), matcher=matcher, end_tokens={END}, detokenizer=detokenizer, seed=0
@@ -264,7 +264,7 @@ def test_without_a_detokenizer_there_is_no_text_and_no_stop_string() -> None:
 @pytest.mark.parametrize("gamma", [0, 4])
 @pytest.mark.parametrize("settings", [{}, {"stop": "ab"}, {"stop": ("ca", "y")}, {"max_tokens": 3}], ids=str)
 def test_every_token_has_its_log_probability(gamma: int, settings: dict[str, Any]) -> None:
-    """As many as ids, whatever was cut off, and each that of the law the token was drawn from."""
+    """As many as ids, whatever was cut off, and each that of the distribution the token was drawn from."""
     target, draft = TableModel(len(PIECES), seed=2), TableModel(len(PIECES), seed=3)
     decoder = SpeculativeDecoder(target, ModelDrafter(draft), gamma)
     ends = set()
@@ -279,10 +279,10 @@ def test_every_token_has_its_log_probability(gamma: int, settings: dict[str, Any
         assert sequence.text == decode([t for t in sequence.tokens if t != END])[: len(sequence.text)]
         for at, found in enumerate(sequence.logprobs):
             context = sequence.context[: sequence.prompt_length + at]
-            log_law = warp(target.logits(context)[None, None], [params])[0, 0].log()
-            values, ids = torch.topk(log_law, 2)
+            log_probs = warp(target.logits(context)[None, None], [params])[0, 0].log()
+            values, ids = torch.topk(log_probs, 2)
             assert found.token == sequence.tokens[at]
-            assert found.logprob == pytest.approx(log_law[found.token].item())
+            assert found.logprob == pytest.approx(log_probs[found.token].item())
             assert [token for token, _ in found.top] == ids.tolist()
             assert [value for _, value in found.top] == pytest.approx(values.tolist())
     assert STOP in ends

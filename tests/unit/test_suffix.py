@@ -1,4 +1,4 @@
-"""Suffix drafts: the longest match, what followed it most often, as far as that is likely, and from nobody else."""
+"""Suffix drafts: the longest match, what followed it most often, as far as that is likely, and from no other text."""
 
 from __future__ import annotations
 
@@ -109,9 +109,9 @@ def any_of(text: str, state: int) -> dict[int, int]:
 def test_the_most_frequent_legal_continuation_is_proposed_and_none_where_none_is_legal() -> None:
     context = words("abxk abxk abyk abyk abyk abzm ab")
     grammar = free({0: any_of("xzq", 1), 1: any_of("kj", 2), 2: any_of("qj", 0)})
-    [(span, evidence)] = proposals(SuffixDrafter(), [sequence_of(context, matcher=grammar())])
+    [(span, support)] = proposals(SuffixDrafter(), [sequence_of(context, matcher=grammar())])
     assert span == words("xk")  # y is forbidden, and after xk only q and j may come, which never did
-    assert evidence == [1 + 4 * 1 + 1, 1 + 4 * 1 + 3]  # x is two of three that are legal
+    assert support == [1 + 4 * 1 + 1, 1 + 4 * 1 + 3]  # x is two of three that are legal
     shut = free({0: any_of("qj", 0)})
     assert proposals(SuffixDrafter(), [sequence_of(context, matcher=shut())]) == [([], [])]
 
@@ -121,7 +121,7 @@ def test_a_span_ends_at_an_end_token() -> None:
     assert proposals(SuffixDrafter(), [sequence])[0][0] == words("de")
 
 
-def test_evidence_tells_match_and_share() -> None:
+def test_support_encodes_match_and_share() -> None:
     def classes(text: str, gamma: int = 1) -> list[int]:
         return proposals(SuffixDrafter(), [sequence_of(words(text))], gamma)[0][1]
 
@@ -142,7 +142,7 @@ def by_definition(context: list[int], others: list[list[int]], gamma: int, floor
     """Longest match, most frequent continuation, running probability, each by looking everywhere."""
 
     def follows(length: int, span: list[int]) -> list[int]:
-        """What comes behind the last ``length`` tokens and the span, wherever both stand."""
+        """Return what follows the last ``length`` tokens and the span, wherever both stand."""
         wanted = context[len(context) - length :] + span
         found = []
         for text, first, last in [(context + span, 1, len(context)), *((other, 3, len(other)) for other in others)]:
@@ -166,13 +166,13 @@ def by_definition(context: list[int], others: list[list[int]], gamma: int, floor
 
 @given(texts, st.lists(texts, max_size=3), st.sampled_from([0.0, 0.2, 0.6]))
 @settings(deadline=None)
-def test_proposals_are_what_the_definition_says(output: list[int], said: list[list[int]], floor: float) -> None:
+def test_proposals_are_what_the_definition_says(output: list[int], others: list[list[int]], floor: float) -> None:
     prompt = [0, 1, 2]
     group = RequestGroup()
-    samples = [sequence_of(prompt, text, group=group) for text in (output, *said)]
+    samples = [sequence_of(prompt, text, group=group) for text in (output, *others)]
     drafter = SuffixDrafter(min_probability=floor, max_occurrences=1000)
     [(span, _)] = proposals(drafter, samples[:1])
-    expected = by_definition(prompt + output, [prompt + text for text in said], 8, floor)
+    expected = by_definition(prompt + output, [prompt + text for text in others], 8, floor)
     assert span[: len(expected)] == expected
 
 
@@ -285,7 +285,7 @@ def test_siblings_do_not_share_with_other_requests() -> None:
 
 
 def play(drafter: Drafter, prompt: SequenceOf[int], output: SequenceOf[int]) -> None:
-    """A sequence that says this and is over, the last token unseen by the drafter, and gone."""
+    """Play a sequence with this output to its end, its last token unseen by the drafter, and drop it."""
     sequence = sequence_of(prompt, output[:-1])
     proposals(drafter, [sequence])
     sequence.extend([output[-1]])
@@ -372,7 +372,7 @@ def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
 # In a cascade, and exact
 
 
-def test_the_running_probability_goes_on_behind_forced_tokens() -> None:
+def test_the_running_probability_goes_on_after_forced_tokens() -> None:
     """x is a half; f is forced; then u is a half again: a quarter in all."""
     context = words("qabxfu rabyfw sabxfv tabzfw kab")
     grammar = {0: any_of("xyz", 1), 1: any_of("f", 2), 2: any_of("uvwe", 3), 3: any_of("ab", 3)}
@@ -406,16 +406,16 @@ class Remembering(Drafter):
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_the_law_is_the_targets_whatever_others_said_before(setting: str, task: Task) -> None:
+def test_the_distribution_is_the_targets_whatever_was_remembered(setting: str, task: Task) -> None:
     target, _ = table_models(task, seed=1)
     drafter = Remembering()
     for gamma in (1, 3):
-        law = task.emitted(SpeculativeDecoder(target, drafter, gamma).round, setting)
-        assert largest_error(law, task.plain(target, setting)) < 1e-12
+        found = task.emitted(SpeculativeDecoder(target, drafter, gamma).round, setting)
+        assert largest_error(found, task.plain(target, setting)) < 1e-12
     assert drafter.proposed > 0
 
 
-def test_what_siblings_said_is_drafted_and_changes_no_coupled_text() -> None:
+def test_texts_of_siblings_are_drafted_and_change_no_coupled_text() -> None:
     target = TableModel(4, seed=4)
 
     def texts_of(scope: Any, gamma: int) -> tuple[list[list[int]], int]:
@@ -438,23 +438,23 @@ def test_what_siblings_said_is_drafted_and_changes_no_coupled_text() -> None:
     assert by_itself < with_siblings < with_memory
 
 
-class Saying(Drafter):
-    """Says a span in every round, at the first place where it is asked."""
+class Repeating(Drafter):
+    """Proposes the same tokens in every round, at the first position where it is asked."""
 
     def __init__(self, name: str, span: SequenceOf[int]) -> None:
         self.name, self._span, self.asked_at = name, list(span), list[int]()
 
     def propose(self, batch: Batch, budget: DraftBudget, cursor: GrammarCursor) -> Draft:
-        said = [] if self.asked_at else self._span
+        proposed = [] if self.asked_at else self._span
         self.asked_at.append(cursor.drafted(0))
-        for token in said:
+        for token in proposed:
             cursor.consume(0, token)
-        return Draft.of_tokens([said], self.name, batch.device)
+        return Draft.of_tokens([proposed], self.name, batch.device)
 
 
 def test_a_drafter_is_asked_again_only_where_others_went_on() -> None:
     grammar = AutomatonMatcher({0: {0: 1, 1: 1}, 1: {0: 2}, 2: {0: 2, 1: 2}}, set())  # the second token is forced
-    first, second, third = Saying("one", [1]), Saying("two", []), Saying("two", [1, 1])
+    first, second, third = Repeating("one", [1]), Repeating("two", []), Repeating("two", [1, 1])
     batch = Batch([Sequence([0], UNBOUNDED, matcher=grammar)])
     draft = Cascade([first, second, third]).propose(batch, DraftBudget([9]), GrammarCursor(batch.sequences, 3))
     assert draft.rows == (DraftRow([1, 0, 1, 1], ["one", "forced", "two", "two"], [0] * 4),)

@@ -247,7 +247,7 @@ def _case(module: ModuleType, device: str, drafter: str, setting: str, task: str
             scores: Tensor = super().next_logits(contexts, last)
             return scores.to(device)
 
-    class Branching(module.EnumeratingDice):  # type: ignore[misc, name-defined]
+    class Branching(module.EnumeratingRng):  # type: ignore[misc, name-defined]
         """The enumerating rng, its numbers on the device."""
 
         def uniform(self, role: Role, offsets: Tensor, edges: Tensor | None = None) -> Tensor:
@@ -258,7 +258,7 @@ def _case(module: ModuleType, device: str, drafter: str, setting: str, task: str
     target, draft = (Table(what.vocab_size, seed=seed) for seed in (0, 1))
     decoder = Decoder(target, module.drafters(target, draft)[drafter], gamma=gamma)
     with (
-        mock.patch.object(module, "EnumeratingDice", Branching),
+        mock.patch.object(module, "EnumeratingRng", Branching),
         mock.patch.object(module, "Batch", lambda sequences, rng: Batch(sequences, device, rng)),
     ):
         found = what.emitted(decoder.round, setting)

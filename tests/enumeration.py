@@ -1,7 +1,7 @@
 """The exactness checker: the exact distribution of what rounds emit, by enumeration, not by luck.
 
-A ``TableModel`` gives every context a known distribution. An ``EnumeratingRng`` replays every branch of a round with its
-probability, and ``emitted_distribution`` folds the rounds into that of whole texts. Its difference from
+A ``TableModel`` gives every context a known distribution. An ``EnumeratingRng`` replays every branch of a round with
+its probability, and ``emitted_distribution`` folds the rounds into that of whole texts. Its difference from
 ``plain_distribution`` must be rounding (1e-12), for every drafter, setting and grammar. The cases stand at the end.
 """
 
@@ -169,7 +169,7 @@ class EnumeratingRng(SequenceRng):
 def joint_distribution(
     play_round: Callable[[Batch], object], starts: SequenceOf[Callable[[], Sequence]], length: int
 ) -> Joint:
-    """Return the exact joint distribution of the texts of several sequences that share rounds, each cut at ``length`` tokens.
+    """Return the exact joint distribution of the texts of several sequences that share rounds.
 
     Args:
         play_round: one round of a decoder.

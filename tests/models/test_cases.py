@@ -1,8 +1,8 @@
 """Where speculation meets boundaries, grammars and settings: every case, every drafter, every offset, same as plain.
 
 The numbers are those of a list of failures that users of public engines reported. A scripted model puts a boundary
-where the test wants it, and an oracle drafts what plain decoding emitted and more, so that it falls at every offset of a
-block. Greedy, and drawn with shared noise, ids, text and log-probabilities must be those of plain decoding.
+where the test wants it, and an oracle drafts what plain decoding emitted and more, so that it falls at every offset of
+a block. Greedy, and drawn with shared noise, ids, text and log-probabilities must be those of plain decoding.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from agentspec import (
 )
 from agentspec.acceptance_rates import AcceptanceRates
 from agentspec.draft_length import Auto, best_width
-from agentspec.drafters import DraftBudget, DraftRow
+from agentspec.drafters import DraftBudget, DraftRow, NoDrafter
 from agentspec.grammars import GrammarCursor
 from agentspec.models.pass_cost import PassCost, measured
 from agentspec.report.gain import call_gain
@@ -199,6 +199,16 @@ def test_tensors_of_a_draft_are_padded_to_its_width() -> None:
     assert draft.rows[0] == DraftRow([1, 2], ["a", "a"], [5, 6])
     nothing = Draft.of_tokens([[], []], "a", "cpu")
     assert (nothing.tokens.shape, nothing.drafted.shape, nothing.width) == ((2, 0), (2, 0), 0)
+
+
+def test_a_drafter_without_a_name_has_that_of_its_class() -> None:
+    class Nameless(NoDrafter):
+        name = ""
+
+    class Heir(Nameless):
+        pass
+
+    assert (Nameless.name, Heir().name, NoDrafter().name) == ("Nameless", "Nameless", "none")
 
 
 def test_a_budget_of_a_drafter_is_that_of_all_unless_it_has_its_own() -> None:

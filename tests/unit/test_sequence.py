@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from enumeration import AutomatonMatcher, TableModel
 
 from agentspec import Batch, FinishReason, ModelDrafter, SamplingParams, Sequence, SpeculativeDecoder
 from agentspec.runtime.detokenizer import Detokenizer
+from agentspec.runtime.phase_timer import PhaseTimer
 from agentspec.sampling import warp
 
 PIECES = ("a", "b", "c", "abc", "xay", "</s>")
@@ -303,3 +305,16 @@ def test_alternatives_without_mass_are_left_out() -> None:
 def test_a_batch_has_one_acceptance_rule() -> None:
     with pytest.raises(ValueError, match="one acceptance rule"):
         Batch([Sequence([A], acceptance="coupled"), Sequence([A])])
+
+
+@pytest.mark.parametrize("stop", [(), ("zz",)])
+def test_seconds_of_decoding_are_counted_by_the_timer_of_the_commit(stop: tuple[str, ...]) -> None:
+    def slow(ids: list[int]) -> str:
+        time.sleep(0.001)
+        return decode(ids)
+
+    params = SamplingParams(max_tokens=3, stop=stop)
+    sequence, timer = Sequence([A], params, detokenizer=Detokenizer(slow), seed=0), PhaseTimer()
+    with timer("sample"):
+        assert sequence.extend([A, B, C], 0, timer) == 3
+    assert timer.seconds["detokenize_s"] > 0.001 > timer.seconds["sample_s"]

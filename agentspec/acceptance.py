@@ -25,7 +25,7 @@ from agentspec.stats import FORCED, RowStats
 
 @dataclass(frozen=True, eq=False)
 class Verification:
-    """What a rule decides, per row ``[B]``.
+    """The decision of a rule, per row ``[B]``.
 
     Args:
         accepted: number of accepted drafted tokens.
@@ -37,12 +37,12 @@ class Verification:
 
 
 Rule: TypeAlias = Callable[[Tensor, Draft, SequenceRng], Verification]
-"""Decides from p ``[B, K+1, V]``, the draft and the randomness of the round."""
+"""A function that decides from p ``[B, K+1, V]``, the draft and the randomness of the round."""
 
 
 @dataclass(frozen=True, eq=False)
 class Accepted:
-    """What a round emits.
+    """The new tokens of a round, and what their commit needs.
 
     Args:
         draft: the draft that was verified; tokens that the grammar forced have it as their source.
@@ -164,11 +164,11 @@ def accept_argmax(
         InvalidRequestError: where no token can be a row's first.
     """
     new = []
-    for row, (drafted, best) in enumerate(zip(draft.row_tokens, argmax, strict=True)):
+    for row, (drafted, tokens) in enumerate(zip(draft.row_tokens, argmax, strict=True)):
         legal, n = drafted[: cursor.legal_prefix(row, drafted)], 0
         while True:
-            n += common_prefix(legal[n:], best[n:])
-            token = _masked_argmax(logits, best[n], cursor, row, legal[:n])
+            n += common_prefix(legal[n:], tokens[n:])
+            token = _masked_argmax(logits, tokens[n], cursor, row, legal[:n])
             if token not in legal[n : n + 1]:
                 break
             n += 1

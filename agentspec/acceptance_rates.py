@@ -11,7 +11,7 @@ from agentspec.stats import FORCED
 
 
 class AcceptanceRates:
-    """How often tokens are accepted, by drafter and support: learnt from all requests, moved by this one.
+    """The rates at which tokens are accepted, by drafter and support: learnt from all requests, moved by this one.
 
     The more support, the higher the chance that is assumed before anything was seen; assumptions weigh little. Old
     observations fade. The samples of a request group learn together.

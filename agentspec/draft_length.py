@@ -27,7 +27,7 @@ from agentspec.stats import FORCED
 
 
 class DraftLength(ABC):
-    """Choose gamma from what is known before anything is drawn."""
+    """A rule that chooses gamma from what is known before anything is drawn."""
 
     is_timed = False
     """Whether gamma depends on a clock: under the rejection rule a seed alone does not fix the text then."""

@@ -17,7 +17,7 @@ from agentspec.sampling import SamplingParams
 
 
 class FinishReason(StrEnum):
-    """Why a sequence ended.
+    """The reason why a sequence ended.
 
     The local engine reports ``stop`` or ``length``; a chat model reports ``tool_calls`` where a call was made.
     ``cancelled`` and ``error`` are for remote engines: locally, cancelled sequences report nothing and errors are

@@ -5,7 +5,7 @@
    confidence, not because the target would forbid it. (A token that is a function of its context may be left out:
    leaving it out is a function of the context too.)
 3. The drafter of position i is chosen from the context, drafted prefix included, never from what it drew.
-4. What is legal is asked of the round's ``GrammarCursor``; the target asks it too.
+4. The round's ``GrammarCursor`` decides what is legal, for the drafter and for the target.
 
 A drafter that keeps the contract may propose anything, at any cost to speed alone.
 """
@@ -25,7 +25,7 @@ from agentspec.models import LanguageModel
 
 
 class Drafter(ABC):
-    """Propose tokens for the target to check.
+    """A source of tokens for the target to check.
 
     ::
 
@@ -54,8 +54,8 @@ class Drafter(ABC):
         Args:
             batch: the sequences of the round.
             budget: the most tokens to draft.
-            cursor: holds the contexts, says which tokens are legal, and moves over what is drafted where a drafter
-                asks about the positions after it.
+            cursor: holds the contexts and knows the legal tokens. It is to consume what is drafted where a drafter
+                asks about the positions after that.
         """
 
     def prefill(self, contexts: Sequence[list[int]]) -> None:
@@ -68,7 +68,7 @@ class Drafter(ABC):
 
 
 class NoDrafter(Drafter):
-    """Proposes nothing: plain decoding, one target call per token."""
+    """A drafter that proposes nothing: plain decoding, one target call per token."""
 
     name = "none"
 
@@ -78,7 +78,7 @@ class NoDrafter(Drafter):
 
 
 class _BareDrafter(Drafter):
-    """An object that has ``propose`` and nothing else of the seam."""
+    """A drafter around an object that has ``propose`` and nothing else of the seam."""
 
     def __init__(self, bare: Any) -> None:
         self.name = type(bare).__name__

@@ -34,7 +34,7 @@ class DraftRow:
 
 @dataclass(frozen=True, eq=False)
 class Draft:
-    """What was proposed for a batch: B rows of at most K tokens.
+    """The proposed tokens of a batch: B rows of at most K.
 
     Args:
         rows: one per row of the batch.

@@ -19,7 +19,7 @@ from agentspec.sampling import warp
 
 
 class ModelDrafter(Drafter):
-    """Draw tokens from a draft model, one after the other, under the target's settings and masks.
+    """A drafter that draws tokens from a draft model, one after the other, under the target's settings and masks.
 
     Logits over more or fewer ids than the target's (padded heads) are cut or filled to those. Where the context is too
     long for the draft model, or holds an id that it does not know, nothing is drafted.

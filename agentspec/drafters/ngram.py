@@ -14,7 +14,7 @@ from agentspec.grammars import GrammarCursor
 
 
 class PromptLookupDrafter(Drafter):
-    """Propose what followed the latest earlier occurrence of the context's longest repeated ending.
+    """A drafter that proposes what followed the latest earlier occurrence of the context's longest repeated ending.
 
     Costs no model call. Agents copy: tool results, names, code, earlier calls; and samples of one request are alike.
     Texts of other samples decide what is drafted, never what is emitted: a sample's distribution given its siblings is

@@ -13,7 +13,7 @@ from agentspec.runtime.device import CAPTURING
 
 
 class PhaseTimer:
-    """Count the seconds of named phases; a phase entered inside another pauses it.
+    """A timer of named phases; a phase entered inside another pauses it.
 
     ::
 
@@ -75,8 +75,8 @@ class PhaseTimer:
 class _StreamTimer(PhaseTimer):
     """A timer by events on a CUDA device's current stream: a phase lasts until the device has done what it launched.
 
-    While the device works, the host's own work takes no time of its phase, and waiting for a result counts for the
-    phase that launched it. Other work on the stream counts too. Tested with stand-ins for events, unproven on a GPU.
+    While the device works, the host's own work counts for the phase that launched the device's, and so does waiting for
+    a result. Other work on the stream counts too. Tested with stand-ins for events, unproven on a GPU.
     """
 
     def __init__(self, device: torch.device, phases: Sequence[str] = ()) -> None:

@@ -1,7 +1,7 @@
 """Drafts copied from earlier tokens, by frequency (SuffixDecoding, arXiv 2411.04975).
 
-The paper keeps suffix trees, one of the request and one of earlier outputs. Here the same questions (where does the
-longest ending of this context occur, and what followed there, how often) are asked of ``endings``.
+The paper keeps suffix trees, one of the request and one of earlier outputs. Here ``endings`` answers the same
+questions: where the longest ending of this context occurs, and what followed there, how often.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Place: TypeAlias = "tuple[array[int], int]"
 
 
 class SuffixDrafter(Drafter):
-    """Propose what most often followed the context's longest repeated ending, as far as that is likely.
+    """A drafter that proposes what most often followed the context's longest repeated ending, as far as that is likely.
 
     Costs no model call, and per proposal only what is new in the context. A token's probability is its share of the
     observed legal continuations; the draft ends where the product of these would fall below ``min_probability``.

@@ -18,8 +18,8 @@ class Cascade(Drafter):
     """A drafter that chooses among others, for every position from the context, drafted prefix included.
 
     Where a grammar leaves one legal token, it is drafted without a drafter and does not count against the budget: the
-    target must accept it. Elsewhere the drafters have their turns in order, cheapest first. Each proposes all it can; it
-    has another turn where others went on.
+    target must accept it. Elsewhere the drafters have their turns in order, cheapest first. Each proposes all it can,
+    and has another turn where others went on.
 
     Args:
         drafters: in the order of their turns; may be empty.

@@ -22,7 +22,7 @@ from agentspec.grammars import GrammarCursor
 from agentspec.models import BestModel, CachingModel, LanguageModel, fits_any_threads
 from agentspec.rng import RNGS, Acceptance, Role, SequenceRng
 from agentspec.runtime.phase_timer import PhaseTimer
-from agentspec.stats import ROUND_PHASES, RoundStats
+from agentspec.stats import ROUND_PHASES, RoundStats, RowStats
 
 
 def verify(p: Tensor, draft: Draft, rng: SequenceRng) -> Verification:
@@ -99,21 +99,25 @@ class SpeculativeDecoder:
         the first is raised.
         """
         timer = PhaseTimer.on(self.device, ROUND_PHASES)
-        with timer("sample"):
-            cursor = GrammarCursor(batch.sequences, self.target.vocab_size, batch.device, timer)
-            try:
-                with timer("draft"):
-                    proposed = self.drafter.propose(batch, self.draft_length(batch), cursor)  # x_1 .. x_gamma from q
-                    draft = self.draft_length.trim(batch, proposed)
-                with timer("verify"):
-                    contexts, last = batch.contexts(draft.row_tokens), [n + 1 for n in draft.lengths]
-                    logits = self.target.next_logits(contexts, last)  # of all drafted positions, in one pass
-                accepted = accept(batch, draft, logits, cursor, VERIFY, self._argmax_of)
-                self.draft_length.learn(batch, proposed, accepted, timer)
-                rows = commit(batch, accepted, cursor, timer)
-            finally:
-                cursor.reset()  # until the commit a round changes nothing, so that one that fails can be played again
-        return RoundStats(rows, timer.seconds, draft.width + 1)
+        with timer("sample"):  # and what no phase inside it counts
+            rows, width = self._play(batch, timer)
+        return RoundStats(rows, timer.seconds, width)
+
+    def _play(self, batch: Batch, timer: PhaseTimer) -> tuple[tuple[RowStats, ...], int]:
+        """Return the rows of a round, and the width of the target's pass."""
+        cursor = GrammarCursor(batch.sequences, self.target.vocab_size, batch.device, timer)
+        try:
+            with timer("draft"):
+                proposed = self.drafter.propose(batch, self.draft_length(batch), cursor)  # x_1 .. x_gamma from q
+                draft = self.draft_length.trim(batch, proposed)
+            with timer("verify"):
+                contexts, last = batch.contexts(draft.row_tokens), [n + 1 for n in draft.lengths]
+                logits = self.target.next_logits(contexts, last)  # at all drafted positions, in one pass
+            accepted = accept(batch, draft, logits, cursor, VERIFY, self._argmax_of)
+            self.draft_length.learn(batch, proposed, accepted, timer)
+            return commit(batch, accepted, cursor, timer), draft.width + 1
+        finally:
+            cursor.reset()  # until the commit a round changes nothing, so that one that fails can be played again
 
     def prefill(self, contexts: list[list[int]]) -> dict[str, float]:
         """Let target and drafter compute what they will need of these contexts. Costs time, changes nothing.

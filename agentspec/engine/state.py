@@ -9,7 +9,6 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 
 from agentspec.draft_length import DraftLength
-from agentspec.drafters import Drafter
 from agentspec.engine.metrics import Meter, outcome_of
 from agentspec.engine.request import Delta
 from agentspec.errors import RequestFailedError, RequestTimeoutError, cut
@@ -237,7 +236,7 @@ def _raisable(error: BaseException) -> BaseException:
 
 def _draft_cached_tokens(decoder: SpeculativeDecoder, context: list[int]) -> int | None:
     """Return how many tokens of the context every draft model has cached; None without a draft model."""
-    models = decoder.drafter.models().values() if isinstance(decoder.drafter, Drafter) else ()
+    models = decoder.drafter.models().values()
     return min((cached_tokens(model, context) for model in models), default=None)
 
 

@@ -1,7 +1,8 @@
 """400 real JSON Schemas (or any in the same form) against a grammar engine and the embedded model.
 
 Run ``python examples/benchmark/schemas.py SCHEMAS.jsonl [--engine llguidance outlines auto] [--outputs 100] [--json
-results.json]``; a line of the file is ``{"id", "source", "schema", "valid": [...], "invalid": [...]}``. Per engine and
+results.json]``; a line of the file is ``{"id", "source", "schema", "valid": [...], "invalid": [...]}``. With several
+engines it also prints how many schemas each serves that another does not; ``--outputs 0`` compiles only. Per engine and
 source it prints how many schemas compile, which
 keywords the others are refused for, how many of the valid instances the grammar accepts (written as ``json.dumps``
 writes them, properties in the order of the schema where that is needed) and of the invalid ones it rejects, and how
@@ -20,6 +21,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import permutations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -73,6 +75,12 @@ class Tally:
     refused: Counter[str] = field(default_factory=Counter)
     first_mask: list[float] = field(default_factory=list)
     compiled: list[tuple[dict[str, Any], Grammar]] = field(default_factory=list)
+    too_strict: set[str] = field(default_factory=set)
+
+    @property
+    def served(self) -> set[str]:
+        """The ids of the schemas that compile."""
+        return {row["id"] for row, _ in self.compiled}
 
 
 def main() -> None:
@@ -85,7 +93,7 @@ def main() -> None:
     options = parser.parse_args()
     rows = [json.loads(line) for line in options.schemas.read_text().splitlines()]
     engine = load_engine(PairSpec(device="cpu"))
-    figures = {}
+    figures, tallies = {}, {}
     for name in options.engine:
         print(f"\n{name}")
         with TemporaryDirectory() as empty, patched_environment(CACHE_VARIABLE, empty):
@@ -93,6 +101,8 @@ def main() -> None:
         step = max(1, len(tally.compiled) // max(1, options.outputs))
         outputs(engine, name, tally.compiled[::step] if options.outputs else [], options.max_tokens, tally.totals)
         figures[name] = show(tally)
+        tallies[name] = tally
+    show_served_alone(tallies, len(rows))
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1))
 
@@ -132,6 +142,8 @@ def compile_all(grammars: GrammarCompiler, engine: LocalEngine, rows: list[dict[
                 accepted = any(accepts(grammars, grammar, engine.tokenizer, text) for text in texts)
                 count[kind] += 1
                 count[f"{kind} right"] += accepted == expected
+                if expected and not accepted:
+                    tally.too_strict.add(row["id"])
                 if accepted and not expected:
                     print(f"INVALID INSTANCE ACCEPTED of {row['id']}: {to_json(instance)}")
     return tally
@@ -181,6 +193,15 @@ def show(tally: Tally) -> dict[str, Any]:
         print(f"masks take {whole['mask ms'] / whole['verify ms']:.1%} of the target passes' time")
         print(f"{whole['tokens'] / whole['target calls']:.2f} tokens per target call")
     return {"sources": tally.totals, "all": whole, "refused": tally.refused, "first mask ms": {"p50": p50, "p99": p99}}
+
+
+def show_served_alone(tallies: dict[str, Tally], schemas: int) -> None:
+    """Print how many schemas each engine compiles that another refuses, or gives up on by size or time."""
+    for name, other in permutations(tallies, 2):
+        alone = tallies[name].served - tallies[other].served
+        whole = len(alone - tallies[name].too_strict)
+        print(f"\n{name} serves {len(alone)} of {schemas} ({len(alone) / schemas:.1%}) that {other} does not serve;")
+        print(f"of these, {whole} accept every valid instance: {', '.join(sorted(alone))}")
 
 
 if __name__ == "__main__":

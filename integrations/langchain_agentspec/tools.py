@@ -17,7 +17,8 @@ from agentspec import InvalidRequestError
 from agentspec.errors import GrammarError, shown
 from agentspec.grammars.grammar import schema_of
 from agentspec.grammars.schema_tools import to_json
-from agentspec.grammars.schema_tools.positions import DEFINITIONS
+from agentspec.grammars.schema_tools.checks import EXPECTED, find_misuses, is_text
+from agentspec.grammars.schema_tools.positions import DATA, DEFINITIONS, MAPS
 from agentspec.runtime.tokens import well_formed
 
 Schema = dict[str, Any]
@@ -231,22 +232,8 @@ def told_schema(schema: Any) -> Any:
 
 # Nulls, as some servers write what is absent, and values of another kind
 
-NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-"""Keywords whose values are schemas by name."""
-VALUES = ("const", "default", "enum", "example", "examples")
+VALUES = (*DATA, "example")
 """Keywords in which null is a value."""
-KINDS: dict[str, tuple[tuple[type, ...], str]] = {
-    **dict.fromkeys(NAMED, ((dict,), "an object of schemas")),
-    **dict.fromkeys(("anyOf", "oneOf", "allOf", "prefixItems"), ((list,), "an array of schemas")),
-    "required": ((list,), "an array of names"),
-    "enum": ((list,), "an array"),
-    "type": ((str, list), "a name or an array of names"),
-    "description": ((str,), "text"),
-    "items": ((dict, bool, list), "a schema"),
-    "not": ((dict, bool), "a schema"),
-    "$ref": ((str,), "text"),
-}
-"""What kinds of values keywords have."""
 
 
 def _without_nulls(value: Any) -> Any:
@@ -260,39 +247,26 @@ def _without_nulls(value: Any) -> Any:
         key: part
         if key in VALUES
         else {name: {} if inner is None else _without_nulls(inner) for name, inner in part.items()}
-        if key in NAMED and isinstance(part, Mapping)
+        if key in MAPS and isinstance(part, Mapping)
         else _without_nulls(part)
         for key, part in kept.items()
     }
 
 
-def check_keywords_of(tool: str, schema: Any, path: str = "parameters") -> None:
-    """Make sure that the keywords of a tool's schema have values of their kind.
+def check_keywords_of(tool: str, schema: Any) -> None:
+    """Check that the keywords of a tool's schema have values of their kind.
 
     Raises:
         InvalidRequestError: naming the tool and the keyword.
     """
-    if not isinstance(schema, dict):
-        if not isinstance(schema, bool):
-            raise InvalidRequestError(f"The tool {tool!r}: {path} must be a JSON Schema, got {shown(schema)}.")
-        return
-    keywords: dict[str, Any] = schema
-    for key, value in keywords.items():
-        kinds, expected = KINDS.get(key, ((), ""))
-        if (kinds and not isinstance(value, kinds)) or (
-            key == "required" and not all(isinstance(name, str) for name in value)
-        ):
-            raise InvalidRequestError(
-                f"The tool {tool!r}: {key!r} in {path} must be {expected}, got {shown(value)}; leave it out or mend it."
-            )
-        if key in NAMED:
-            for name, part in value.items():
-                check_keywords_of(tool, part, f"{path}.{key}.{name}")
-        elif key in ("items", "additionalProperties", "not") and isinstance(value, dict):
-            check_keywords_of(tool, value, f"{path}.{key}")
-        elif key in ("anyOf", "oneOf", "allOf", "prefixItems"):
-            for index, part in enumerate(value):
-                check_keywords_of(tool, part, f"{path}.{key}.{index}")
+    for misuse in find_misuses(schema, {**EXPECTED, "description": ("text", is_text)}):
+        place = ".".join(("parameters", *map(str, misuse.path)))
+        if misuse.keyword is None:
+            raise InvalidRequestError(f"The tool {tool!r}: {place} must be a JSON Schema, got {shown(misuse.value)}.")
+        raise InvalidRequestError(
+            f"The tool {tool!r}: {misuse.keyword!r} in {place} must be {misuse.expected}, "
+            f"got {shown(misuse.value)}; leave it out or mend it."
+        )
 
 
 def _clean(value: Any) -> Any:

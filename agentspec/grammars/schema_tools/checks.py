@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from agentspec.errors import GrammarError, shown
 from agentspec.grammars.schema_tools.depth import check_followed_depth
-from agentspec.grammars.schema_tools.positions import LISTS, MAPS, ONE, Schema, with_subschemas
+from agentspec.grammars.schema_tools.positions import LISTS, MAPS, ONE, Schema, subschemas, with_subschemas
 from agentspec.grammars.schema_tools.tags import with_required_tags
 from agentspec.grammars.schema_tools.written import to_json
 
@@ -21,6 +21,9 @@ MAX_OPTIONAL = 500
 """Optional properties of one object: llguidance keeps some four items a property and 2,000 items a row."""
 MAX_PROPERTIES = 5_000
 """Properties of one object, the required ones included."""
+
+Expected = tuple[str, Callable[[Any], bool]]
+"""The type of a keyword's value in words, and whether a value is of it."""
 
 
 def check_size(source: str, what: str, limit: int = MAX_BYTES) -> None:
@@ -56,7 +59,9 @@ def checked(schema: Any, what: str = "The JSON Schema") -> Any:
     check_size(source, what)
     if isinstance(schema, bool) or _is_draft_3(schema):
         return schema
-    known = with_required_tags(_known(schema, what, "#"))
+    present = _without_nulls(schema)
+    _check_keywords(present, what)
+    known = with_required_tags(present)
     check_followed_depth(known, what)
     return known if to_json(known) != source else schema
 
@@ -101,33 +106,73 @@ def _is_draft_3(schema: Schema) -> bool:
     return "draft-03" in str(schema.get("$schema"))
 
 
-def _known(schema: Any, what: str, place: str) -> Any:
-    """A schema in which every keyword that is there has a value of its type."""
-    if isinstance(schema, bool):
-        return schema
+class Misuse(NamedTuple):
+    """A part of a schema that is none, or a keyword whose value is of a wrong type.
+
+    Args:
+        path: of the part, from the root.
+        keyword: of the part; None where the part itself is no schema.
+        value: that stands there.
+        expected: what should stand there, in words.
+    """
+
+    path: tuple[int | str, ...]
+    keyword: str | None
+    value: Any
+    expected: str
+
+
+def find_misuses(schema: Any, expected: Mapping[str, Expected] | None = None) -> Iterator[Misuse]:
+    """Yield what is no schema, and the keywords whose values are of a wrong type, from the outside in.
+
+    Args:
+        schema: to look through, references not followed.
+        expected: the type of each keyword's value; None for ``EXPECTED``.
+    """
+    known = EXPECTED if expected is None else expected
+    unseen: list[tuple[tuple[int | str, ...], Any]] = [((), schema)]
+    while unseen:
+        path, part = unseen.pop()
+        if isinstance(part, dict):
+            for keyword, value in part.items():
+                if keyword in known and not known[keyword][1](value):
+                    yield Misuse(path, keyword, value, known[keyword][0])
+            unseen += [((*path, *step), inner) for step, inner in subschemas(part)][::-1]
+        elif not isinstance(part, bool):
+            yield Misuse(path, None, part, "a schema: an object, true or false")
+
+
+def _check_keywords(schema: Any, what: str) -> None:
+    for misuse in find_misuses(schema):
+        place = "/".join(("#", *map(str, misuse.path)))
+        if misuse.keyword is None:
+            raise GrammarError(f"{what} holds {shown(misuse.value)} at {place}; expected {misuse.expected}.")
+        value = f"{misuse.keyword}: {shown(misuse.value)}"
+        raise GrammarError(f"{what} has {value} at {place}; expected {misuse.expected}.")
+
+
+def _without_nulls(schema: Any) -> Any:
+    """Return a schema without keywords that are null; a named part that is null allows anything."""
     if not isinstance(schema, dict):
-        raise GrammarError(f"{what} holds {shown(schema)} at {place}; expected a schema: an object, true or false.")
+        return schema
     kept = {keyword: value for keyword, value in schema.items() if value is not None or not _is_asserted(keyword)}
-    for keyword, value in kept.items():
-        if keyword in _EXPECTED:
-            expected, is_right = _EXPECTED[keyword]
-            if not is_right(value):
-                raise GrammarError(f"{what} has {keyword}: {shown(value)} at {place}; expected {expected}.")
     for keyword in _NAMED & kept.keys():
-        kept[keyword] = {name: {} if part is None else part for name, part in kept[keyword].items()}
-    return with_subschemas(kept, lambda path, part: _known(part, what, "/".join((place, *map(str, path)))))
+        if isinstance(kept[keyword], dict):
+            kept[keyword] = {name: {} if part is None else part for name, part in kept[keyword].items()}
+    return with_subschemas(kept, lambda path, part: _without_nulls(part))
 
 
 def _is_asserted(keyword: str) -> bool:
-    return keyword in _EXPECTED or keyword == "enum" or keyword in ("title", "description", "$schema", "$comment")
+    return keyword in EXPECTED or keyword == "enum" or keyword in ("title", "description", "$schema", "$comment")
 
 
-def _is_text(value: Any) -> bool:
+def is_text(value: Any) -> bool:
+    """Whether a value is a string."""
     return isinstance(value, str)
 
 
 def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_text, value))
+    return isinstance(value, list) and all(map(is_text, value))
 
 
 def _is_number(value: Any) -> bool:
@@ -144,13 +189,13 @@ def _is_schema(value: Any) -> bool:
 
 def _expected(
     keywords: Sequence[str], expected: str, is_right: Callable[[Any], bool]
-) -> Iterator[tuple[str, tuple[str, Callable[[Any], bool]]]]:
+) -> Iterator[tuple[str, Expected]]:
     return ((keyword, (expected, is_right)) for keyword in keywords)
 
 
 _NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions"))
 
-_EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = dict(
+EXPECTED: dict[str, Expected] = dict(
     (
         *_expected(ONE, "a schema", _is_schema),
         *_expected(LISTS, "a list of schemas", lambda value: isinstance(value, list)),
@@ -163,10 +208,10 @@ _EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = dict(
             "an object of lists of names",
             lambda value: isinstance(value, dict) and all(map(_are_texts, value.values())),
         ),
-        *_expected(("type",), "a type or a list of types", lambda value: _is_text(value) or _are_texts(value)),
+        *_expected(("type",), "a type or a list of types", lambda value: is_text(value) or _are_texts(value)),
         *_expected(("enum",), "a list of values", lambda value: isinstance(value, list)),
-        *_expected(("$ref", "$dynamicRef", "$recursiveRef", "$anchor", "$dynamicAnchor", "$id"), "a string", _is_text),
-        *_expected(("pattern", "format"), "a string", _is_text),
+        *_expected(("$ref", "$dynamicRef", "$recursiveRef", "$anchor", "$dynamicAnchor", "$id"), "a string", is_text),
+        *_expected(("pattern", "format"), "a string", is_text),
         *_expected(("minimum", "maximum", "multipleOf"), "a number", _is_number),
         *_expected(
             ("exclusiveMinimum", "exclusiveMaximum"),
@@ -184,3 +229,4 @@ _EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = dict(
         *_expected(("uniqueItems",), "true or false", lambda value: isinstance(value, bool)),
     )
 )
+"""The type of each keyword's value, by keyword."""

@@ -1,4 +1,4 @@
-"""Check the plain values that settings are made of, and bring their several forms into one."""
+"""Check the plain values of settings, and bring their several forms into one."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _DIGITS = 20  # of an id that is written as text; a longer one is none
 
 
 def in_one_form(params: Any) -> dict[str, Any]:
-    """Return the fields of ``SamplingParams`` that have several forms.
+    """Return the fields of ``SamplingParams`` that have several forms, each in one.
 
-    These are None for a default, one stop string, a flag for ``logprobs`` as in OpenAI's requests, ids as text as JSON
-    has them.
+    The other forms are None for a default, one stop string, a flag for ``logprobs`` as in OpenAI's requests, and ids
+    as text, as in JSON.
     """
     stop, flag, bias = params.stop, params.logprobs, dict(params.logit_bias or {})
     return {
@@ -46,17 +46,17 @@ def _tuple(name: str, value: Any) -> tuple[Any, ...]:
 
 
 def is_whole(value: object) -> bool:
-    """Whether a value is an integer, and no boolean."""
+    """Return whether a value is an integer, and no boolean."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def is_integer(value: object) -> bool:
-    """Whether a value is an integer that a tensor of ids or counts holds, and no boolean."""
+    """Return whether a value is an integer that a tensor of ids or counts holds, and no boolean."""
     return is_whole(value) and abs(int(value)) <= MOST  # type: ignore[call-overload]
 
 
 def is_finite(value: object) -> bool:
-    """Whether a value is a finite real number, and no boolean."""
+    """Return whether a value is a finite real number, and no boolean."""
     try:
         return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:  # an integer beyond the largest float
@@ -64,7 +64,7 @@ def is_finite(value: object) -> bool:
 
 
 def is_number(value: object) -> bool:
-    """Whether a value is a real number that stays finite, and other than 0, as a normal float32; and no boolean."""
+    """Return whether a value is a real number that is 0 or a normal float32, and no boolean."""
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
         return False
     try:

@@ -1,4 +1,4 @@
-"""Texts as tokens that write exactly their bytes, whatever a tokenizer's normalizer and pre-tokenizer do to a text."""
+"""Cut texts into tokens that write exactly their bytes, whatever a tokenizer's normalizer and pre-tokenizer do."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from typing import Any
 from agentspec.runtime.tokens import special_ids, token_bytes
 
 SENTINELS = ("\n", ".", "a")
-"""Characters that are put before a text, so that the text is cut as one that does not stand at the beginning."""
+"""Characters that are prepended to a text, so that it is cut as one that does not stand at the beginning."""
 
 REPAIRS = 16
-"""Places in a text where a tokenizer's own cut is mended; behind them the longest token is taken every time."""
+"""Places in a text where a tokenizer's own cut is repaired; after them the longest token is taken every time."""
 
 
 class Spelling:
-    """Cuts texts into tokens that write exactly these texts.
+    """A cutter of texts into tokens that write exactly these texts.
 
     The tokenizer's own cut is used where its bytes are those of the text. Some tokenizers put a space before a text,
     or change it (NFKC, lower case): there the text is cut as one that continues another, or by the longest token.
 
     Args:
         tokenizer: a fast tokenizer of transformers.
-        written: what each id writes (``token_bytes``); ids without bytes are never used.
+        written: the bytes of each id (``token_bytes``); ids without bytes are never used.
     """
 
     def __init__(self, tokenizer: Any, written: Sequence[bytes | None]) -> None:
@@ -75,15 +75,15 @@ class Spelling:
         return used[0] if len(used) == 1 and used[0] in ids else ids[-1]  # the tokens of single bytes come first
 
     def _cuts(self, text: str) -> Iterator[list[int]]:
-        """The tokenizer's own cut of a text, and those of it behind something else."""
+        """Yield the tokenizer's own cut of a text, and its cuts of the text after another character."""
         yield self._encode(text)
         if text.startswith(" "):
             yield self._encode(text[1:])
         for sentinel in SENTINELS:
-            yield self._behind(sentinel.encode(), self._encode(sentinel + text))
+            yield self._after(sentinel.encode(), self._encode(sentinel + text))
 
-    def _behind(self, sentinel: bytes, ids: list[int]) -> list[int]:
-        """The ids behind a sentinel; none where no token begins there."""
+    def _after(self, sentinel: bytes, ids: list[int]) -> list[int]:
+        """Return the ids after a sentinel; none where no token begins there."""
         for count in range(1, len(ids) + 1):
             written = self._bytes(ids[:count])
             if written in (sentinel, b" " + sentinel):
@@ -93,7 +93,7 @@ class Spelling:
         return []
 
     def _repaired(self, text: str) -> list[int]:
-        """The tokenizer's cuts as far as they are right, and single tokens between."""
+        """Join the tokenizer's cuts as far as they are right, and single tokens between them."""
         ids: list[int] = []
         rest = text.encode()
         for _ in range(REPAIRS):
@@ -109,7 +109,7 @@ class Spelling:
         return ids + self.longest(rest)
 
     def _right(self, ids: list[int], text: bytes) -> list[int]:
-        """The first ids, as far as they write the beginning of a text."""
+        """Return the first ids, as far as they write the beginning of a text."""
         at = 0
         for count, i in enumerate(ids):
             written = self._written[i] if i < len(self._written) else None
@@ -119,7 +119,7 @@ class Spelling:
         return ids
 
     def _bytes(self, ids: Sequence[int]) -> bytes | None:
-        """What ids write; None where one has no bytes."""
+        """Return the bytes of ids; None where one has none."""
         parts = [self._written[i] if i < len(self._written) else None for i in ids]
         return None if None in parts else b"".join(part or b"" for part in parts)
 
@@ -129,7 +129,7 @@ class Spelling:
 
 
 class _Kept:
-    """The spelling of a tokenizer that goes on living, and how many tokens it had."""
+    """The cached spelling of a tokenizer, and the number of tokens that it had."""
 
     def __init__(self, tokenizer: Any) -> None:
         vocabulary: dict[str, int] = tokenizer.get_vocab()
@@ -144,7 +144,7 @@ def spell(tokenizer: Any, text: str) -> list[int]:
     """Return the ids that write a text which may hold the names of special tokens: for these, their ids.
 
     Raises:
-        TokenizerError: for a tokenizer whose tokens have no bytes that are known.
+        TokenizerError: for a tokenizer whose tokens have no known bytes.
     """
     kept = _kept.get(tokenizer)
     if kept is None or kept.size != len(tokenizer):

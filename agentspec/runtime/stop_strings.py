@@ -1,4 +1,4 @@
-"""Find stop strings in a text that is still written, and say where it ends, in text and in tokens."""
+"""Find stop strings in a growing text, and the end that they set, in text and in tokens."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Ending:
     """Where a stop string ends a sequence.
 
     Args:
-        text: that is left.
-        tokens: that are left.
+        text: of the sequence up to its end.
+        tokens: the number of them up to the end.
     """
 
     text: str
@@ -24,10 +24,10 @@ class Ending:
 class StopStrings:
     """The stop strings of one sequence.
 
-    One that holds a token which has no text (a special token) is looked for where every token is spelled.
+    A stop string that holds a token without text (a special token) is searched where every token is spelled.
 
     Args:
-        stops: to look for; the earliest counts.
+        stops: to search for; the earliest counts.
         detokenizer: of the sequence.
         keep: whether text and tokens keep a stop string that is found.
     """
@@ -41,14 +41,14 @@ class StopStrings:
         self._keep = keep
 
     def find(self) -> Ending | None:
-        """Where the text ends, if a stop string is complete; to be asked behind every token."""
+        """Return where the text ends, if a stop string is complete. Must be called after every token."""
         found = [self._ending(*place) for place in self._plain.new(self._keep)]
         if self._hidden is not None:
             found += [self._hidden_ending(*place) for place in self._hidden.new(self._keep)]
         return min(found, key=lambda ending: (len(ending.text), ending.tokens), default=None)
 
     def settled(self) -> tuple[int, int]:
-        """How much of text and tokens no stop string can take back."""
+        """Return how many characters and tokens no stop string can still remove."""
         text = self._plain.settled
         tokens = self._whole_tokens(text)
         if self._hidden is None or self._spelled is None or not self._hidden.open:
@@ -61,7 +61,7 @@ class StopStrings:
         return min(text, end), min(tokens, count)
 
     def _whole_tokens(self, settled: int) -> int:
-        """Tokens whose text is whole and lies within the settled text."""
+        """Return how many tokens have text that is whole and lies within the settled text."""
         shown = self._shown
         if shown.is_whole and settled == len(shown.text):
             return shown.length
@@ -86,7 +86,7 @@ class StopStrings:
 
 
 class _Search:
-    """Some stop strings and a text that grows."""
+    """A search for some stop strings in a growing text."""
 
     def __init__(self, detokenizer: Detokenizer, stops: Sequence[str]) -> None:
         self._detokenizer = detokenizer
@@ -94,7 +94,7 @@ class _Search:
         self._searched = 0  # length of the text known to hold no stop string
 
     def new(self, by_end: bool) -> Iterable[tuple[int, str]]:
-        """The place of the earliest stop string that is new, if any: of that which begins, or ends, first."""
+        """Return the place of the earliest new stop string, if any: the one that begins, or ends, first."""
         if not self._stops:
             return []
         text = self._detokenizer.text
@@ -110,12 +110,12 @@ class _Search:
 
     @property
     def settled(self) -> int:
-        """Length of the text before those."""
+        """Length of the text that precedes those."""
         return len(self._detokenizer.text) - self.open
 
 
 def _tokens_before(detokenizer: Detokenizer, at: int) -> tuple[int, int]:
-    """Tokens wholly before a place of the text, and how many characters before it belong to the next."""
+    """Return the tokens wholly before a place of the text, and the characters before it of the next one."""
     ends = detokenizer.ends
     for count in range(len(ends), 0, -1):
         end = ends[count - 1]
@@ -125,6 +125,6 @@ def _tokens_before(detokenizer: Detokenizer, at: int) -> tuple[int, int]:
 
 
 def _with_part(detokenizer: Detokenizer, count: int) -> int:
-    """Tokens up to that which the text behind so many of them belongs to: several, where they make one character."""
+    """Return the count of tokens with the next that has text: several more, where they make one character."""
     ends = detokenizer.ends
     return next((n + 1 for n in range(count, len(ends)) if ends[n] is not None), len(ends))

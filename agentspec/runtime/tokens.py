@@ -1,4 +1,4 @@
-"""What each token of a vocabulary writes, as bytes; and what two lists of tokens have in common."""
+"""Bytes of the tokens of a vocabulary, and the common prefix of two lists of tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from agentspec.errors import TokenizerError
 
 NO_TOKEN = -1
-"""Stands for a token where none may come."""
+"""The id that stands for a token where none may come."""
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -19,22 +19,22 @@ _Step = Callable[[str], str | bytes]
 
 
 def well_formed(text: str) -> str:
-    """A text that can be encoded: halves of a surrogate pair are joined, and a lone one becomes U+FFFD."""
+    """Return a text that can be encoded: halves of a surrogate pair are joined, a lone one becomes U+FFFD."""
     if text.isascii() or not _SURROGATE.search(text):
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def token_bytes(tokenizer: Any, vocab_size: int) -> list[bytes | None]:
-    """Return what each id adds to a text; None for special tokens, ids without a token, and tokens that write nothing.
+    """Return the bytes of each id; None for special tokens, ids without a token, and tokens that write nothing.
 
     Args:
-        tokenizer: a fast tokenizer of transformers whose decoder writes each token alike in all places: byte-level BPE,
-            say, or one that writes spaces as sentencepiece does.
+        tokenizer: a fast tokenizer of transformers whose decoder writes each token alike in all places: byte-level
+            BPE, or one that writes spaces as sentencepiece does.
         vocab_size: ids that the model's logits cover.
 
     Raises:
-        TokenizerError: for another kind of tokenizer; says which.
+        TokenizerError: for another kind of tokenizer; names it.
     """
     written = named_bytes(tokenizer, vocab_size)
     for i in special_ids(tokenizer):
@@ -44,7 +44,7 @@ def token_bytes(tokenizer: Any, vocab_size: int) -> list[bytes | None]:
 
 
 def named_bytes(tokenizer: Any, vocab_size: int) -> list[bytes | None]:
-    """Return what ``token_bytes`` does, with the names of special tokens in place of None."""
+    """Return the bytes of each id as ``token_bytes`` does, with the names of special tokens in place of None."""
     decode = _decoder(tokenizer)
     written: list[bytes | None] = [None] * vocab_size
     for token, i in tokenizer.get_vocab().items():
@@ -62,10 +62,10 @@ def special_ids(tokenizer: Any) -> set[int]:
 def exact_decoder(tokenizer: Any, *, skip_special_tokens: bool) -> Callable[[Sequence[int]], str]:
     """Return a function from ids to the text of their bytes.
 
-    A tokenizer's own ``decode`` may take away a space at the beginning.
+    A tokenizer's own ``decode`` may strip a space at the beginning.
 
     Raises:
-        TokenizerError: for a tokenizer whose tokens have no bytes that are known.
+        TokenizerError: for a tokenizer whose tokens have no known bytes.
     """
     vocab_size = max(tokenizer.get_vocab().values(), default=-1) + 1
     written = (token_bytes if skip_special_tokens else named_bytes)(tokenizer, vocab_size)
@@ -106,16 +106,16 @@ def _decoders(decoder: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
 
 
 def _steps(decoders: Sequence[dict[str, Any]]) -> Iterator[_Step | None]:
-    """What each decoder does to a token, in their order; None for one that does not take each token alike."""
-    before: set[str] = set()
+    """Yield the step of each decoder, in their order; None for one that does not treat each token alike."""
+    preceding: set[str] = set()
     for decoder in decoders:
         kind = decoder["type"]
-        is_joined = bool(before & {"Fuse", "ByteLevel"})
+        is_joined = bool(preceding & {"Fuse", "ByteLevel"})
         if is_joined and kind in ("Strip", "Fuse"):
-            continue  # changes the ends of a whole text, and no token
-        is_refused = is_joined or ("ByteFallback" in before and kind in ("Strip", "ByteLevel"))
+            continue  # changes the ends of a whole text, not a token
+        is_refused = is_joined or ("ByteFallback" in preceding and kind in ("Strip", "ByteLevel"))
         yield None if is_refused else _step(decoder)
-        before.add(kind)
+        preceding.add(kind)
 
 
 def _step(decoder: dict[str, Any]) -> _Step | None:
@@ -131,7 +131,7 @@ def _step(decoder: dict[str, Any]) -> _Step | None:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's characters for the 256 bytes: printable ones stand for themselves, the others follow from U+0100."""
+    """Return GPT-2's characters for the 256 bytes: printable ones are themselves, the others follow from U+0100."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + k): byte for k, byte in enumerate(others)}
@@ -163,7 +163,10 @@ def _stripped(decoder: dict[str, Any], token: str) -> str:
 
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """Number of equal leading items, found by comparing halves: whole-slice comparison runs at C speed."""
+    """Return the number of equal leading items.
+
+    It is found by comparing halves: whole-slice comparison runs at C speed.
+    """
     low, high = 0, min(len(left), len(right))
     if left[:high] == right[:high]:
         return high

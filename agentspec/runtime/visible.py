@@ -1,4 +1,4 @@
-"""Make control characters visible: names and errors of others must not steer the terminal that shows them."""
+"""Make control characters visible: foreign names and errors must not control the terminal that shows them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _IN_LINE = re.compile(f"[\n{_UNSEEN}]")
 
 
 def visible(text: object, *, lines: bool = False) -> str:
-    r"""Return a text with its control characters as escapes (``\x1b``), to be shown anywhere.
+    r"""Return a text with its control characters as escapes (``\x1b``), safe to show anywhere.
 
     Escaped are also what changes the direction of text, what has no width but joiners, and lone surrogates.
 
     Args:
-        text: a name, or what says more.
-        lines: whether it may have line feeds and tabs; a carriage return before a line feed goes.
+        text: a name, or any object with a text form.
+        lines: whether it may have line feeds and tabs; a carriage return before a line feed is removed.
     """
-    told = str(text)
+    shown = str(text)
     if not lines:
-        return _IN_LINE.sub(_escape, told)
-    return _IN_TEXT.sub(_escape, told.replace("\r\n", "\n"))
+        return _IN_LINE.sub(_escape, shown)
+    return _IN_TEXT.sub(_escape, shown.replace("\r\n", "\n"))
 
 
 def _escape(match: re.Match[str]) -> str:

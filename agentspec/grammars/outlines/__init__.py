@@ -1,11 +1,10 @@
 """Grammars by outlines-core: regular expressions, choices and JSON Schemas as automata; and outlines' own types.
 
-The state is an integer and rewinding is free. A grammar is compiled once on a machine: its automaton reads bytes, so it
-serves every vocabulary, and lies in the disk cache. Which tokens are legal in a state is computed when a text first
-gets there.
+The state is an integer and rollback is free. A grammar is compiled once on a machine: its automaton reads bytes, so it
+serves every vocabulary, and is kept in the disk cache. The mask of a state is computed when a text first reaches it.
 
-What differs from llguidance: no context-free grammars; JSON Schemas as ``json_regex`` says (objects hold their named
-properties only, and recursive schemas are refused); a token is legal however the tokenizer would have split the text.
+Differences from llguidance: no context-free grammars. JSON Schemas as in ``json_regex``: objects hold their named
+properties only, and recursive schemas are refused. A token is legal however the tokenizer would have split the text.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ MASKS = 256  # states of each whose masks are kept, packed
 
 
 class Compiler:
-    """Compiles grammars for one tokenizer and keeps the compiled ones.
+    """A compiler of grammars for one tokenizer, which keeps the compiled ones.
 
     Args:
         tokenizer: a fast tokenizer of transformers.
@@ -44,7 +43,7 @@ class Compiler:
         cache: keeps automata between processes; None for no such cache.
 
     Raises:
-        GrammarError: for a tokenizer whose tokens have no bytes that are known.
+        GrammarError: for a tokenizer whose tokens have no known bytes.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class Compiler:
         self._compiled = functools.lru_cache(maxsize=COMPILED)(self._compile)
 
     def matcher(self, grammar: Grammar) -> OutlinesMatcher:
-        """A matcher at the start of ``grammar``.
+        """Return a matcher at the start of ``grammar``.
 
         Raises:
             GrammarError: where it cannot be compiled, is too large, or nothing matches it.
@@ -70,23 +69,23 @@ class Compiler:
         return OutlinesMatcher(made)
 
     def _compile(self, grammar: Grammar) -> Compiled | str:
-        """The compiled grammar, or why there is none: to find that out may have taken seconds."""
+        """Return the compiled grammar, or the reason why there is none: finding it may have taken seconds."""
         try:
-            return self._made(grammar)
+            return self._build(grammar)
         except GrammarError as error:
             return str(error)
 
-    def _made(self, grammar: Grammar) -> Compiled:
+    def _build(self, grammar: Grammar) -> Compiled:
         if grammar.kind not in _REGEXES:
             raise GrammarError(
                 f"The outlines engine has no grammars of the kind {shown(grammar.kind)}, only {', '.join(_REGEXES)}; "
                 "llguidance has."
             )
         source = _lenient(grammar.source) if grammar.lenient and grammar.kind == "json_schema" else grammar.source
-        made = Compiled(build(_REGEXES[grammar.kind](source), self._cache), self._written, self._trie)
-        if not made.automaton.finals[_FIRST] and made.legal(_FIRST).is_empty:
+        compiled = Compiled(build(_REGEXES[grammar.kind](source), self._cache), self._written, self._trie)
+        if not compiled.automaton.finals[_FIRST] and compiled.legal(_FIRST).is_empty:
             raise GrammarError(f"The {grammar.kind} grammar has no first token in this vocabulary; nothing matches it.")
-        return made
+        return compiled
 
 
 _FIRST = 1  # state of an automaton
@@ -95,12 +94,12 @@ _FIRST = 1  # state of an automaton
 def _default_cache() -> DiskCache | None:
     try:
         return DiskCache()
-    except CacheError:  # somebody else's folder: compiling again is slower, and safe
+    except CacheError:  # a folder of another user: compiling again is slower, and safe
         return None
 
 
 def _lenient(source: str) -> str:
-    """A schema without what is not built of it."""
+    """Return a schema without the parts that are not built."""
     return to_json(expressible(json.loads(source), _why_not_built)[0])
 
 
@@ -131,11 +130,11 @@ _REGEXES: dict[str, Callable[[str], str]] = {
 
 
 class Compiled:
-    """An automaton for one vocabulary.
+    """An automaton with the tokens of one vocabulary.
 
     Args:
         automaton: of the grammar.
-        written: what each token writes; None for tokens that are never legal.
+        written: the bytes of each token; None for tokens that are never legal.
         trie: of the same tokens.
     """
 
@@ -145,10 +144,10 @@ class Compiled:
         self._written = written
         self._trie = trie
         self.legal = functools.lru_cache(maxsize=MASKS)(self._legal)
-        """The tokens that may come next, by state."""
+        """The tokens that may come next, by state (``[V]``)."""
 
     def after(self, state: int, token: int) -> int:
-        """The state behind a token; 0 where it is not legal."""
+        """Return the state after a token; 0 where it is not legal."""
         written = self._written[token] if 0 <= token < self.vocab_size else None
         return self.automaton.after(state, written) if written else 0
 
@@ -157,29 +156,29 @@ class Compiled:
 
 
 class OutlinesMatcher(Matcher):
-    """A matcher that is a stack of states: one for the beginning, and one behind each token."""
+    """A matcher that is a stack of states: one for the beginning, and one after each token."""
 
     def __init__(self, compiled: Compiled) -> None:
         self._compiled = compiled
         self._states = [_FIRST]
 
     def token_mask(self) -> TokenMask:
-        """The tokens that may come next; none once the grammar has ended."""
+        """Return the tokens that may come next; none once the grammar has ended."""
         return self._compiled.legal(self._states[-1])
 
     def accept_token(self, token: int) -> bool:
-        """Take one token; False, and no change, where it is not allowed."""
+        """Accept one token; return False, and change nothing, where it is not allowed."""
         state = self._compiled.after(self._states[-1], token)
         if state:
             self._states.append(state)
         return state != 0
 
     def rollback(self, count: int) -> None:
-        """Undo the last ``count`` advances."""
+        """Undo the last ``count`` accepted tokens."""
         if not 0 <= count < len(self._states):
             raise GrammarError(f"Expected to undo at most {len(self._states) - 1} tokens, got {count}.")
         del self._states[len(self._states) - count :]
 
     def is_accepting(self) -> bool:
-        """Whether the text so far is a whole sentence of the grammar."""
+        """Return whether the text so far is a whole sentence of the grammar."""
         return bool(self._compiled.automaton.finals[self._states[-1]])

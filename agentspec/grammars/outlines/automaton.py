@@ -17,17 +17,17 @@ from agentspec.errors import GrammarError
 from agentspec.runtime.cache import DiskCache
 
 MAX_REGEX_LENGTH = 300_000
-"""Characters. Of 400 real JSON Schemas, those whose expressions were longer all had more states
-than ``compile.MAX_STATES`` (which takes 1 to 10 s to find out), those of half the length up to 30,000."""
+"""Characters. Of 400 real JSON Schemas, all with longer expressions had more states than ``compile.MAX_STATES``.
+To find that out takes 1 to 10 s. Expressions of half the length had up to 30,000 states."""
 
 MAX_SECONDS = 10.0
 """For one automaton. Real JSON Schemas take 40 ms at the median and 1.3 s at the 99th percentile, the largest allowed
-automaton (50,000 states) 2.5 s on a busy machine; only what is far larger, or grows exponentially, gets here."""
+automaton (50,000 states) 2.5 s on a busy machine. Only far larger automata, or exponential ones, reach this limit."""
 
 _COMPILER = Path(__file__).with_name("compile.py")
 _PACKAGES = str(Path(outlines_core.__file__).parents[1])
 _COMMAND = f"import runpy, sys; sys.path.insert(0, {_PACKAGES!r}); runpy.run_path({str(_COMPILER)!r}, {{}}, '__main__')"
-# What these files write, another version of them does not know.
+# Another version of these files may not read what this one writes.
 _CODE = hashlib.sha256(_COMPILER.read_bytes() + Path(__file__).read_bytes()).hexdigest()[:16]
 _KEY = f"outlines-core {version('outlines-core')}, automaton {_CODE}: "
 
@@ -37,7 +37,7 @@ class Automaton:
     """A deterministic automaton. State 0 is dead, 1 is the first; every other state leads to a final one.
 
     Args:
-        moves: ``[S, C]``, the state behind each class of bytes.
+        moves: ``[S, C]``, the state after each class of bytes.
         classes: ``[256]``, the class of each byte.
         finals: ``[S]``, whether a text may end there.
     """
@@ -47,23 +47,23 @@ class Automaton:
     finals: npt.NDArray[np.bool_]
 
     def after(self, state: int, text: bytes) -> int:
-        """The state behind a text."""
+        """Return the state after a text."""
         for byte in text:
             state = int(self.moves[state, self.classes[byte]])
         return state
 
     def to_bytes(self) -> bytes:
-        """The automaton in its binary form."""
+        """Return the automaton in its binary form."""
         states, classes = self.moves.shape
         head = np.array([states, classes], dtype="<u4").tobytes()
         return head + self.classes.tobytes() + self.finals.tobytes() + self.moves.astype("<u2").tobytes()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Automaton:
-        """The automaton of a binary form.
+        """Return the automaton of a binary form.
 
         Raises:
-            ValueError: for bytes that are none.
+            ValueError: for other bytes.
         """
         if len(data) < 8 + 256:
             raise ValueError(f"An automaton has at least 264 bytes, got {len(data)}.")
@@ -79,14 +79,14 @@ class Automaton:
 
 
 def build(regex: str, cache: DiskCache | None) -> Automaton:
-    """The automaton of the texts that a regular expression matches from end to end.
+    """Build the automaton of the texts that a regular expression matches from end to end.
 
     Args:
         regex: in the dialect of Rust's ``regex``.
-        cache: where to look for it first, and to keep it.
+        cache: searched first, and given the new automaton; None for no cache.
 
     Raises:
-        GrammarError: for what is no regular expression, for one that is too large, and where nothing matches it.
+        GrammarError: for an invalid regular expression, for one that is too large, and where nothing matches it.
     """
     if len(regex) > MAX_REGEX_LENGTH:
         raise GrammarError(f"The regular expression has {len(regex)} characters; at most {MAX_REGEX_LENGTH} are built.")
@@ -94,7 +94,7 @@ def build(regex: str, cache: DiskCache | None) -> Automaton:
         try:
             return Automaton.from_bytes(kept)
         except ValueError:
-            pass  # a miss
+            pass  # damaged: a miss
     made = _from_table(_compiled(regex))
     if not made.moves[1].any() and not made.finals[1]:
         raise GrammarError("The language is empty; nothing matches it.")
@@ -121,7 +121,7 @@ def _compiled(regex: str) -> bytes:
 
 
 def _from_table(packed: bytes) -> Automaton:
-    """The automaton that ``compile.py`` wrote."""
+    """Return the automaton that ``compile.py`` wrote."""
     states = len(packed) // (4 * 256 + 1)
     table = np.frombuffer(packed, dtype=np.int32, count=256 * states).reshape(states, 256)
     columns, classes = np.unique(table.astype(np.uint16), axis=1, return_inverse=True)

@@ -13,7 +13,7 @@ from agentspec.grammars.outlines.text import Ranges, complement, singles, union
 NO_LINE_END = complement(singles("\n"))
 NO_LINE_END_OF_ALL = complement(singles("\n\r\u2028\u2029"))
 
-_SMALLEST: dict[str, Ranges] = {  # what all dialects take for a digit, part of a word, space
+_SMALLEST: dict[str, Ranges] = {  # a digit, part of a word, space in all dialects
     "d": ((0x30, 0x39),),
     "w": union([(0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)]),
     "s": union([(0x2000, 0x200A)], singles(" \t\n\r\f\v\u00a0\u1680\u2028\u2029\u202f\u205f\u3000")),
@@ -31,13 +31,13 @@ def _all(is_member: Callable[[str], bool]) -> Ranges:
 
 @functools.cache
 def python_shorthand(name: str) -> Ranges:
-    """Return the characters of ``\\d`` and its like, as Python's ``re`` takes them."""
+    r"""Return the characters of ``\d`` and its like, as Python's ``re`` takes them."""
     return complement(python_shorthand(name.lower())) if name.isupper() else _all(_MEMBERS[name])
 
 
 @functools.cache
 def common_shorthand(name: str, largest: bool) -> Ranges:
-    """Return the characters of ``\\d`` and its like that all dialects know; or those that any does."""
+    r"""Return the characters of ``\d`` and its like in all dialects; or those in any dialect."""
     if name.isupper():
         return complement(common_shorthand(name.lower(), not largest))
     if not largest:
@@ -62,7 +62,7 @@ def without_case(ranges: Ranges) -> Ranges:
 
 @functools.cache
 def _variants() -> dict[int, Ranges]:
-    """The characters that are one but for case, by each of them."""
+    """Return by each cased character the set of those that differ from it in case alone."""
     same: dict[str, list[int]] = {}
     for code in range(sys.maxunicode + 1):
         same.setdefault(_folded(chr(code)), []).append(code)

@@ -1,4 +1,4 @@
-"""A regular expression as an automaton over bytes, by outlines-core, in a process of its own.
+"""Compile a regular expression to an automaton over bytes, by outlines-core, in a process of its own.
 
 ``python compile.py`` reads a regular expression and writes the automaton. It is a process because nothing in
 outlines-core can be bounded or stopped: the automaton of a short expression may be exponentially large
@@ -22,25 +22,25 @@ MAX_BYTES = 2 * 2**30
 _EOS = 2**16
 _NUL = b"\0"
 _BYTES = [bytes([byte]) for byte in range(256)]
-# Every byte, and every byte behind the NUL that stands before each text.
+# Every byte, and every byte after the NUL that precedes each text.
 _VOCABULARY = Vocabulary(
     _EOS, {token: [byte + 256 * k] for k in (0, 1) for byte, token in enumerate(_NUL * k + b for b in _BYTES)}
 )
 
 
 def transitions(regex: str) -> tuple[dict[int, dict[int, int]], set[int], int]:
-    """``{state: {byte: next state}}``, the final states and the first state of the texts that ``regex`` matches whole.
+    r"""Return ``{state: {byte: next state}}``, the final states and the first state of ``regex``, matched whole.
 
-    outlines-core matches as a search does: of ``a|ab`` it never matches ``ab``, it has no automaton for what begins
-    with ``^`` or may be empty and end in ``$``, and it also builds the states of a search that may start anywhere,
-    which are exponentially many for a bounded JSON string. All of that goes away in ``(?:\\0(?:regex)\\z|)``: the
-    empty alternative matches at once wherever a search might start, and so ends it, and behind the NUL stands an
-    anchored match up to the end.
+    outlines-core matches as a search does: of ``a|ab`` it never matches ``ab``. It has no automaton for an expression
+    that begins with ``^``, or that may be empty and ends in ``$``. It also builds the states of a search that may start
+    anywhere, which are exponentially many for a bounded JSON string. ``(?:\0(?:regex)\z|)`` has none of these: the
+    empty alternative matches at once wherever a search might start, and so ends it. After the NUL the match is anchored
+    up to the end.
 
     Raises:
-        ValueError: for what is no regular expression.
+        ValueError: for an invalid regular expression.
     """
-    _expect_regex(regex)
+    _check_regex(regex)
     index = Index(rf"(?:\x00(?:{regex})\z|)", _VOCABULARY)
     moves = index.get_transitions()
     start = index.get_initial_state()
@@ -51,13 +51,13 @@ def transitions(regex: str) -> tuple[dict[int, dict[int, int]], set[int], int]:
         for state, row in moves.items()
     }
     # A text may be empty: then the NUL alone is a match.
-    behind = first.get(0, -1)
+    after_nul = first.get(0, -1)
     moves[start] = {byte - 256: after for byte, after in first.items() if 256 <= byte < 512}
-    return moves, finals | ({start} if behind in finals else set()), start
+    return moves, finals | ({start} if after_nul in finals else set()), start
 
 
-def _expect_regex(regex: str) -> None:
-    """Of ``a)|(?:b`` parentheses around it would make a regular expression. Here nothing is built behind the ``|``."""
+def _check_regex(regex: str) -> None:
+    """Check the expression alone: ``a)|(?:b`` in parentheses would be valid. After an empty branch nothing is built."""
     try:
         Index("|" + regex, Vocabulary(_EOS, {_NUL: [0]}))
     except ValueError as error:
@@ -67,17 +67,17 @@ def _expect_regex(regex: str) -> None:
             ) from error
 
 
-def useful(moves: dict[int, dict[int, int]], finals: set[int], start: int) -> set[int]:
-    """The states that the first one leads to and that lead to a final one."""
+def find_useful(moves: dict[int, dict[int, int]], finals: set[int], start: int) -> set[int]:
+    """Return the states that the first one leads to and that lead to a final one."""
     onward = {state: set(row.values()) for state, row in moves.items()}
     backward = defaultdict(set)
-    for state, behind in onward.items():
-        for after in behind:
+    for state, following in onward.items():
+        for after in following:
             backward[after].add(state)
-    return _reached(onward, {start}) & _reached(backward, finals)
+    return _reach(onward, {start}) & _reach(backward, finals)
 
 
-def _reached(steps: Mapping[int, set[int]], starts: set[int]) -> set[int]:
+def _reach(steps: Mapping[int, set[int]], starts: set[int]) -> set[int]:
     found, todo = set(starts), list(starts)
     while todo:
         new = steps.get(todo.pop(), set()) - found
@@ -87,15 +87,15 @@ def _reached(steps: Mapping[int, set[int]], starts: set[int]) -> set[int]:
 
 
 def packed(regex: str) -> bytes:
-    """Per state 256 int32, the state behind each byte, then per state a byte that says whether it is final.
+    """Return per state 256 int32, the state after each byte, then per state a byte that is 1 where it is final.
 
     State 0 is dead, and 1 the first.
 
     Raises:
-        ValueError: for what is no regular expression, or has more than ``MAX_STATES`` states.
+        ValueError: for an invalid regular expression, or one of more than ``MAX_STATES`` states.
     """
     moves, finals, start = transitions(regex)
-    alive = useful(moves, finals, start)
+    alive = find_useful(moves, finals, start)
     names = {state: name for name, state in enumerate([start, *sorted(alive - {start})], 1)}
     if len(names) > MAX_STATES:
         raise ValueError(f"its automaton has {len(names)} states, and at most {MAX_STATES} are supported")
@@ -108,7 +108,7 @@ def packed(regex: str) -> bytes:
 
 
 def main() -> None:
-    """From stdin to stdout; why there is no automaton goes to stderr, with exit status 1."""
+    """Compile from stdin to stdout; the reason of a refusal goes to stderr, with exit status 1."""
     with contextlib.suppress(ImportError, ValueError, OSError):  # not everywhere, and a lower limit stays
         import resource
 

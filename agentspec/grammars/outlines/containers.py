@@ -1,4 +1,4 @@
-"""Objects and arrays as regular expressions, in our JSON form."""
+"""Write objects and arrays as regular expressions, in our JSON form."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from agentspec.errors import cut, shown
 from agentspec.grammars.outlines.numbers import NUMBER
 from agentspec.grammars.outlines.schemas import (
     Schema,
-    both,
     bound,
+    check_length,
     either,
-    expect_length,
+    intersect,
     properties,
     refuse,
     required,
@@ -29,17 +29,17 @@ _WITH_TUPLES = {  # before draft 2020-12, a list of `items` is what `prefixItems
 
 
 class ValueWriter(Protocol):
-    """What writes the values inside."""
+    """The writer of the values inside."""
 
     dialect: str
 
     def value(self, schema: Any, place: str, inside: tuple[str, ...]) -> str:
-        """A regular expression of the values of a schema."""
+        """Write the values of a schema."""
         ...
 
 
 def any_value(depth: int = ANY_DEPTH) -> str:
-    """JSON values of any type that nest at most ``depth`` deep."""
+    """Write JSON values of any type that nest at most ``depth`` deep."""
     scalar = f"{STRING}|{NUMBER}|true|false|null"
     if depth == 0:
         return f"(?:{scalar})"
@@ -48,7 +48,11 @@ def any_value(depth: int = ANY_DEPTH) -> str:
 
 
 def object_regex(writer: ValueWriter, schema: Schema, place: str, inside: tuple[str, ...]) -> str:
-    """The objects that hold the named properties, in their order; where none is named, any of the others."""
+    """Write objects of the named properties, in their order; where none is named, of any others.
+
+    Raises:
+        GrammarError: for a keyword that is not built.
+    """
     if schema.get("unevaluatedProperties", True) is not True:
         refuse("unevaluatedProperties", place)
     if "dependentSchemas" in schema:
@@ -61,9 +65,9 @@ def object_regex(writer: ValueWriter, schema: Schema, place: str, inside: tuple[
         return _map(writer, schema, place, inside)
     needed = set(required(schema, place))
     fields = [
-        (f"{in_quotes(name)}: {writer.value(said, f'{place}/properties/{name}', inside)}", name in needed)
-        for name, said in named.items()
-        if said is not False
+        (f"{in_quotes(name)}: {writer.value(part, f'{place}/properties/{name}', inside)}", name in needed)
+        for name, part in named.items()
+        if part is not False
     ]
     low, high = bound(schema, "minProperties", place) or 0, bound(schema, "maxProperties", place)
     if low > max(len(needed), 1) or (high is not None and high < len(fields)):
@@ -72,59 +76,59 @@ def object_regex(writer: ValueWriter, schema: Schema, place: str, inside: tuple[
 
 
 def _named(schema: Schema, place: str) -> dict[str, Any] | None:
-    """The properties that an object may hold, with all that is said of each; None where any may be held."""
+    """Return the schema of each property that an object may hold; None where it may hold any."""
     patterns, rest = _patterns(schema, place), schema.get("additionalProperties", True)
     needed = required(schema, place)
     if not schema.get("properties") and not needed and (rest is not False or patterns):
         return None
     named = {}
     for name in dict.fromkeys([*properties(schema, place), *needed]):
-        said = [p for source, p in patterns.items() if _matches(source, name, place)]
+        stated = [p for source, p in patterns.items() if _matches(source, name, place)]
         if name in properties(schema, place):
-            said.insert(0, properties(schema, place)[name])
-        if not _is_name(name, schema.get("propertyNames", True), place) or False in (said or [rest]):
+            stated.insert(0, properties(schema, place)[name])
+        if not _is_name(name, schema.get("propertyNames", True), place) or False in (stated or [rest]):
             if name in needed:
                 refuse(f"required {shown(name)}, which the schema does not allow,", place)
             continue
-        named[name] = said[0] if len(said) == 1 else {"allOf": said} if said else rest
+        named[name] = stated[0] if len(stated) == 1 else {"allOf": stated} if stated else rest
     return named
 
 
 def _fields(fields: list[tuple[str, bool]], *, is_empty_allowed: bool, place: str) -> str:
-    """Properties in their order, commas between those that are there."""
+    """Write properties in their order, with commas between those that are there."""
     last = max((k for k, (_, is_needed) in enumerate(fields) if is_needed), default=None)
     if last is not None:
-        before = [f"{field}, " if is_needed else f"(?:{field}, )?" for field, is_needed in fields[:last]]
-        behind = [f"(?:, {field})?" for field, _ in fields[last + 1 :]]
-        return "".join([*before, fields[last][0], *behind])
+        preceding = [f"{field}, " if is_needed else f"(?:{field}, )?" for field, is_needed in fields[:last]]
+        following = [f"(?:, {field})?" for field, _ in fields[last + 1 :]]
+        return "".join([*preceding, fields[last][0], *following])
     if not fields:
         return "" if is_empty_allowed else refuse("minProperties of an empty object", place)
-    # Each property that may come first is written with all later ones behind it: counted before it is built.
-    expect_length(sum((k + 1) * (len(field) + len("(?:, )?")) for k, (field, _) in enumerate(fields)), place)
+    # Each property that may come first is written with all later ones after it: counted before it is built.
+    check_length(sum((k + 1) * (len(field) + len("(?:, )?")) for k, (field, _) in enumerate(fields)), place)
     firsts = [field + "".join(f"(?:, {later})?" for later, _ in fields[k + 1 :]) for k, (field, _) in enumerate(fields)]
     return f"(?:{'|'.join(firsts)}){'?' if is_empty_allowed else ''}"
 
 
 def _map(writer: ValueWriter, schema: Schema, place: str, inside: tuple[str, ...]) -> str:
-    """Objects with names of their own choice."""
+    """Write objects whose names are free."""
     low, high = bound(schema, "minProperties", place) or 0, bound(schema, "maxProperties", place)
     if low > 1:  # a name may be written twice and counts once
         refuse(f"minProperties {low}", place)
-    patterns, said = _patterns(schema, place), schema.get("additionalProperties", True)
-    names: Any = both({"type": "string"}, schema.get("propertyNames", True), place)
+    patterns, others = _patterns(schema, place), schema.get("additionalProperties", True)
+    names: Any = intersect({"type": "string"}, schema.get("propertyNames", True), place)
     if patterns:
         if len(patterns) > 1:
             refuse("patternProperties with several patterns, which a name may match at once,", place)
-        [(source, said)] = patterns.items()
-        names = both(names, {"pattern": source}, place)
-    if said is False or high == 0:
+        [(source, others)] = patterns.items()
+        names = intersect(names, {"pattern": source}, place)
+    if others is False or high == 0:
         return r"\{\}" if low == 0 else refuse("minProperties of an empty object", place)
     name = writer.value(names, f"{place}/propertyNames", inside)
-    return _sequence("{", f"{name}: {writer.value(said, f'{place}/additionalProperties', inside)}", low, high, "}")
+    return _sequence("{", f"{name}: {writer.value(others, f'{place}/additionalProperties', inside)}", low, high, "}")
 
 
 def _dependent(writer: ValueWriter, schema: Schema, keyword: str, place: str, inside: tuple[str, ...]) -> str:
-    """Objects without the first property that others depend on, and those with it and what it takes."""
+    """Write objects without the first property that others depend on, and those with it and its needs."""
     (trigger, needs), *others = schema[keyword].items()
     rest = {**schema, keyword: dict(others)}
     if _named(schema, place) is None or "patternProperties" in schema:
@@ -133,11 +137,11 @@ def _dependent(writer: ValueWriter, schema: Schema, keyword: str, place: str, in
         needs = [needs]
     without = {
         **rest,
-        "properties": {name: said for name, said in properties(schema, place).items() if name != trigger},
+        "properties": {name: part for name, part in properties(schema, place).items() if name != trigger},
         "additionalProperties": False,
     }
     with_it: Any = {**rest, "required": [*required(schema, place), trigger]}
-    with_it = both(with_it, {"required": needs} if isinstance(needs, list) else needs, place)
+    with_it = intersect(with_it, {"required": needs} if isinstance(needs, list) else needs, place)
     variants = [] if trigger in required(schema, place) else [without]
     if trigger in (_named(schema, place) or {}):
         variants.append(with_it)
@@ -159,23 +163,27 @@ def _matches(source: str, name: str, place: str) -> bool:
 
 
 def _is_name(name: str, names: Any, place: str) -> bool:
-    """Whether ``propertyNames`` allows a name."""
+    """Return whether ``propertyNames`` allows a name."""
     if isinstance(names, bool):
         return names
-    said = {k: v for k, v in names.items() if k in ("pattern", "enum", "minLength", "maxLength", "type")}
-    if not isinstance(names, dict) or both({}, names, place) != said or said.get("type", "string") != "string":
+    known = {k: v for k, v in names.items() if k in ("pattern", "enum", "minLength", "maxLength", "type")}
+    if not isinstance(names, dict) or intersect({}, names, place) != known or known.get("type", "string") != "string":
         refuse("propertyNames", place)
     low, high = bound(names, "minLength", place), bound(names, "maxLength", place)
     return (
-        ("pattern" not in said or _matches(said["pattern"], name, place))
-        and ("enum" not in said or name in said["enum"])
+        ("pattern" not in known or _matches(known["pattern"], name, place))
+        and ("enum" not in known or name in known["enum"])
         and (low or 0) <= len(name)
         and (high is None or len(name) <= high)
     )
 
 
 def array_regex(writer: ValueWriter, schema: Schema, place: str, inside: tuple[str, ...]) -> str | None:
-    """Arrays of the first items, each with its own schema, and more that share one."""
+    """Write arrays of the first items, each with its own schema, and more that share one.
+
+    Raises:
+        GrammarError: for a keyword that is not built.
+    """
     for keyword in ("contains", "minContains", "maxContains"):
         if keyword in schema:
             refuse(keyword, place)
@@ -183,24 +191,24 @@ def array_regex(writer: ValueWriter, schema: Schema, place: str, inside: tuple[s
         refuse("unevaluatedItems", place)
     first, rest = _items(writer, schema, place)
     low, high = bound(schema, "minItems", place) or 0, bound(schema, "maxItems", place)
-    ends = [k for k, said in enumerate(first) if said is False] + ([len(first)] if rest is False else [])
+    ends = [k for k, part in enumerate(first) if part is False] + ([len(first)] if rest is False else [])
     high = min([*ends, *([] if high is None else [high])], default=None)
     if schema.get("uniqueItems", False) is not False and (high is None or high > 1):
         refuse("uniqueItems", place)
     if high is not None and high < low:
         return None
-    items = [writer.value(said, f"{place}/prefixItems/{k}", inside) for k, said in enumerate(first[:high])]
+    items = [writer.value(part, f"{place}/prefixItems/{k}", inside) for k, part in enumerate(first[:high])]
     more = None if high is not None and high <= len(items) else writer.value(rest, f"{place}/items", inside)
     if not items:
         return r"\[\]" if more is None else _sequence("[", more, low, high, "]")
-    behind = "" if more is None else f"(?:, {more}){_times(max(low - len(items), 0), high, len(items))}"
+    rest_of_items = "" if more is None else f"(?:, {more}){_times(max(low - len(items), 0), high, len(items))}"
     for k in range(len(items) - 1, 0, -1):
-        behind = f", {items[k]}{behind}" if k < low else f"(?:, {items[k]}{behind})?"
-    return rf"\[{items[0]}{behind}\]" if low else rf"\[(?:{items[0]}{behind})?\]"
+        rest_of_items = f", {items[k]}{rest_of_items}" if k < low else f"(?:, {items[k]}{rest_of_items})?"
+    return rf"\[{items[0]}{rest_of_items}\]" if low else rf"\[(?:{items[0]}{rest_of_items})?\]"
 
 
 def _items(writer: ValueWriter, schema: Schema, place: str) -> tuple[list[Any], Any]:
-    """The schemas of the first items, and that of the others."""
+    """Return the schemas of the first items, and that of the others."""
     items = schema.get("items", True)
     if writer.dialect in _WITH_TUPLES:
         return (items, schema.get("additionalItems", True)) if isinstance(items, list) else ([], items)
@@ -211,7 +219,7 @@ def _items(writer: ValueWriter, schema: Schema, place: str) -> tuple[list[Any], 
 
 
 def _sequence(opener: str, item: str, low: int, high: int | None, closer: str) -> str:
-    """Items between brackets; ``high`` is not zero."""
+    """Write items between brackets; ``high`` is not zero."""
     items = f"{item}(?:, {item}){_times(max(low - 1, 0), high, 1)}"
     return rf"\{opener}{items}\{closer}" if low else rf"\{opener}(?:{items})?\{closer}"
 

@@ -1,4 +1,4 @@
-"""The ``format``s that are built, as expressions of a string's insides: each a part of what its RFC allows."""
+"""The ``format``s that are built, as expressions of a string's inside: each allows a part of its RFC."""
 
 from __future__ import annotations
 

@@ -33,15 +33,15 @@ from agentspec.grammars.outlines.schemas import (
     are_disjoint,
     asserting,
     atoms_of,
-    both,
     bound,
+    check_length,
     either,
-    expect_length,
+    intersect,
     named_types,
     refuse,
+    subtract,
     types,
     values,
-    without,
 )
 from agentspec.grammars.outlines.text import CHARACTER, Pattern, in_quotes
 from agentspec.grammars.schema_tools import checked, to_json
@@ -54,10 +54,10 @@ _DRAFT_4 = "http://json-schema.org/draft-04/schema"
 
 
 def json_regex(schema: Schema | bool) -> str:
-    """A regular expression of JSON texts that are valid under a schema.
+    """Return a regular expression of JSON texts that are valid under a schema.
 
     Raises:
-        GrammarError: for what is not built: names the keyword and its place.
+        GrammarError: for a schema that is not built: names the keyword and its place.
     """
     schema = checked(schema)
     try:
@@ -67,7 +67,10 @@ def json_regex(schema: Schema | bool) -> str:
 
 
 class Writer:
-    """Writes the parts of one document. ``place`` is a JSON pointer; ``inside`` are the ``$ref``s being followed."""
+    """The writer of one document's parts.
+
+    In its methods ``place`` is a JSON pointer, and ``inside`` are the ``$ref``s being followed.
+    """
 
     def __init__(self, root: Schema | bool) -> None:
         self._root = root
@@ -78,7 +81,7 @@ class Writer:
             refuse("draft 3, where a property says itself whether it is required,", "#")
 
     def value(self, schema: Any, place: str, inside: tuple[str, ...]) -> str:
-        """A regular expression of the values of a schema."""
+        """Write the values of a schema."""
         self._written += 1
         if self._written > MAX_SCHEMAS:
             refuse(f"a schema of more than {MAX_SCHEMAS} parts", place)
@@ -91,7 +94,7 @@ class Writer:
                 refuse(keyword, place)
         if not asserting(schema):
             return any_value()
-        self._expect_no_identifier(schema, place)
+        self._check_no_identifier(schema, place)
         for keyword, write in _COMBINED.items():
             if keyword in schema:
                 return _bounded(write(self, schema, place, inside), place)
@@ -99,7 +102,7 @@ class Writer:
         return _bounded(either(parts, place), place)
 
     def resolved(self, schema: Any, place: str) -> Any:
-        """The schema that a ``$ref`` without other keywords beside it means."""
+        """Return the schema that a ``$ref`` without other keywords means."""
         seen = set()
         while isinstance(schema, dict) and asserting(schema).keys() == {"$ref"}:
             if schema["$ref"] in seen:
@@ -122,39 +125,42 @@ class Writer:
                 refuse(f"$ref to {reference}, which the document does not have", place)
         return found
 
-    def _expect_no_identifier(self, schema: Schema, place: str) -> None:
-        """References below an identifier would count from there."""
+    def _check_no_identifier(self, schema: Schema, place: str) -> None:
+        """Refuse references below an identifier, which would count from there."""
         root = self._root if isinstance(self._root, dict) else {}
         for name in ("$id", "id"):
             if isinstance(schema.get(name), str) and schema[name] != root.get(name) and '"$ref"' in to_json(schema):
                 refuse(f"$ref below a subschema with an {name} of its own", place)
 
     def reference(self, schema: Schema, place: str, inside: tuple[str, ...]) -> str:
+        """Write the values of a ``$ref`` and the keywords beside it."""
         target = schema["$ref"]
         if target in inside:
             refuse(f"a recursive $ref, here to {target}", place)
-        # Keywords beside a `$ref` count from draft 2019-09 on; before, to obey them is to allow less.
-        beside = {keyword: said for keyword, said in schema.items() if keyword != "$ref"}
+        # Keywords beside a `$ref` assert from draft 2019-09 on; in older drafts, to obey them is to allow less.
+        beside = {keyword: value for keyword, value in schema.items() if keyword != "$ref"}
         found = self._target(target, place)
-        return self.value(both(found, beside, place) if asserting(beside) else found, place, (*inside, target))
+        return self.value(intersect(found, beside, place) if asserting(beside) else found, place, (*inside, target))
 
     def all_of(self, schema: Schema, place: str, inside: tuple[str, ...]) -> str:
-        merged: Any = {keyword: said for keyword, said in schema.items() if keyword != "allOf"}
+        """Write the values of ``allOf`` and the keywords beside it."""
+        merged: Any = {keyword: value for keyword, value in schema.items() if keyword != "allOf"}
         for part in _parts(schema, "allOf", place):
             while isinstance(part, dict) and "$ref" in part:
                 target = part["$ref"]
                 if target in inside:
                     refuse(f"a recursive $ref, here to {target}", place)
                 inside = (*inside, target)
-                beside = {keyword: said for keyword, said in part.items() if keyword != "$ref"}
-                part = both(self._target(target, place), beside, place)
+                beside = {keyword: value for keyword, value in part.items() if keyword != "$ref"}
+                part = intersect(self._target(target, place), beside, place)
             if isinstance(part, dict) and "allOf" in part and "allOf" in merged:
                 refuse("allOf within allOf", place)
-            merged = both(merged, part, place)
+            merged = intersect(merged, part, place)
         return self.value(merged, place, inside)
 
     def any_of(self, schema: Schema, place: str, inside: tuple[str, ...]) -> str:
-        base = {keyword: said for keyword, said in schema.items() if keyword != "anyOf"}
+        """Write the values of ``anyOf`` and the keywords beside it."""
+        base = {keyword: value for keyword, value in schema.items() if keyword != "anyOf"}
         branches = _parts(schema, "anyOf", place)
         return either(
             [self._branch(base, part, f"{place}/anyOf/{k}", inside) for k, part in enumerate(branches)], place
@@ -166,7 +172,8 @@ class Writer:
         return self.value({**base, "allOf": [part]} if asserting(base) else part, place, inside)
 
     def one_of(self, schema: Schema, place: str, inside: tuple[str, ...]) -> str:
-        base = {keyword: said for keyword, said in schema.items() if keyword != "oneOf"}
+        """Write the values of ``oneOf``, of each member those that no other member allows."""
+        base = {keyword: value for keyword, value in schema.items() if keyword != "oneOf"}
         branches = _parts(schema, "oneOf", place)
         written = []
         for k, part in enumerate(branches):
@@ -174,8 +181,8 @@ class Writer:
             for other in (*branches[:k], *branches[k + 1 :]):
                 if are_disjoint(alone, other, self.resolved, place):
                     continue
-                alone = both(base, self.resolved(alone, place), place) if alone is part else alone
-                left = without(alone, other, self.resolved, place) if isinstance(alone, dict) else None
+                alone = intersect(base, self.resolved(alone, place), place) if alone is part else alone
+                left = subtract(alone, other, self.resolved, place) if isinstance(alone, dict) else None
                 if left is None:
                     refuse("oneOf whose schemas may overlap", place)
                 alone = left
@@ -183,24 +190,27 @@ class Writer:
         return either(written, place)
 
     def negation(self, schema: Schema, place: str, inside: tuple[str, ...]) -> str:
-        base = {keyword: said for keyword, said in schema.items() if keyword != "not"}
-        left = without(base, schema["not"], self.resolved, place)
+        """Write the values that ``not`` leaves."""
+        base = {keyword: value for keyword, value in schema.items() if keyword != "not"}
+        left = subtract(base, schema["not"], self.resolved, place)
         if left is None:
             refuse(f"not {to_json(schema['not'])[:60]}", place)
         return self.value(left, place, inside)
 
     def condition(self, schema: Schema, place: str, inside: tuple[str, ...]) -> str:
-        base = {keyword: said for keyword, said in schema.items() if keyword not in ("if", "then", "else")}
+        """Write the values of ``if`` with ``then``, and those of ``else``."""
+        base = {keyword: value for keyword, value in schema.items() if keyword not in ("if", "then", "else")}
         if "if" not in schema:
             return self.value(base, place, inside)
         met = {**base, "allOf": [*base.get("allOf", []), schema["if"], schema.get("then", True)]}
-        unmet: Schema | None = both(base, self.resolved(schema.get("else", True), place), place)
-        unmet = without(unmet, schema["if"], self.resolved, place) if unmet else None
+        unmet: Schema | None = intersect(base, self.resolved(schema.get("else", True), place), place)
+        unmet = subtract(unmet, schema["if"], self.resolved, place) if unmet else None
         if unmet is None:
             refuse("if", place)
         return either([self.value(met, place, inside), self.value(unmet, place, inside)], place)
 
     def enumeration(self, schema: Schema, place: str, inside: tuple[str, ...]) -> str:
+        """Write the values of ``enum`` or ``const`` that ``type`` allows."""
         named, allowed = values(schema), types(schema, place)
         if named is None or ("const" in schema and "enum" in schema):
             refuse("enum", place)
@@ -212,6 +222,7 @@ class Writer:
         return either([_constant(value, place) for value in kept], place)
 
     def string(self, schema: Schema, place: str, inside: tuple[str, ...]) -> str:
+        """Write the strings of a schema."""
         low, high = (bound(schema, keyword, place) for keyword in ("minLength", "maxLength"))
         form = schema.get("format")
         if isinstance(form, str) and form in REFUSED:
@@ -231,6 +242,7 @@ class Writer:
         return f'"(?:{known.regex})"'
 
     def number(self, schema: Schema, place: str, inside: tuple[str, ...]) -> str | None:
+        """Write the numbers of a schema; None where there are none."""
         for keyword in ("multipleOf", "divisibleBy"):
             if keyword in schema:
                 refuse(keyword, place)
@@ -242,6 +254,7 @@ class Writer:
         return number(*(None if edge is None else int(edge) for edge, _ in (low, high)))
 
     def integer(self, schema: Schema, place: str, inside: tuple[str, ...]) -> str | None:
+        """Write the integers of a schema; None where there are none."""
         if schema.get("multipleOf", 1) != 1 or "divisibleBy" in schema:
             refuse("multipleOf", place)
         (low, above), (high, below) = self._bounds(schema, place)
@@ -250,7 +263,7 @@ class Writer:
         return integer(first, last)
 
     def _bounds(self, schema: Schema, place: str) -> tuple[tuple[Any, bool], tuple[Any, bool]]:
-        """Lower and upper bound, and whether they are excluded."""
+        """Return the lower and the upper bound, each with whether it is excluded."""
         bounds: list[tuple[Any, Any]] = []
         for name, sign in (("Minimum", 1), ("Maximum", -1)):
             edge, beyond = schema.get(name.lower()), schema.get(f"exclusive{name}")
@@ -286,14 +299,14 @@ def _pattern(source: Any, place: str) -> Pattern:
 
 
 def _constant(value: Any, place: str) -> str:
-    """A value as ``json.dumps`` writes it."""
+    """Write a value as ``json.dumps`` does."""
     if isinstance(value, float) and not math.isfinite(value):
         refuse("a number that is not finite", place)
     return in_quotes(value)
 
 
 def _bounded(regex: str, place: str) -> str:
-    expect_length(len(regex), place)
+    check_length(len(regex), place)
     return regex
 
 

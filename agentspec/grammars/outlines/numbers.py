@@ -1,4 +1,4 @@
-"""Numbers as regular expressions: JSON's own, and those within bounds."""
+"""Write numbers as regular expressions: JSON's own, and those within bounds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ NUMBER = rf"{INTEGER}{FRACTION}(?:[eE][+-]?[0-9]+)?"
 
 
 def integer(low: int | None, high: int | None) -> str | None:
-    """Integers within bounds, both included; None where there is none."""
+    """Write the integers within bounds, both included; None where there is none."""
     if low is None and high is None:
         return INTEGER
     return _either(
@@ -19,7 +19,7 @@ def integer(low: int | None, high: int | None) -> str | None:
 
 
 def number(low: int | None, high: int | None) -> str | None:
-    """Numbers within bounds, both included and integers; None where there is none.
+    """Write the numbers within bounds, both included and integers; None where there is none.
 
     With a bound they are written without an exponent, but for a lower bound of zero alone.
     """
@@ -34,7 +34,7 @@ def number(low: int | None, high: int | None) -> str | None:
 
 
 def _positive(low: int, high: int | None) -> str | None:
-    """Decimals from ``low`` to ``high``: up to the last integer any fraction, behind it only zeros."""
+    """Write decimals from ``low`` to ``high``: below ``high`` with any fraction, ``high`` itself only with zeros."""
     if high is None:
         return f"{_natural(low, None)}{FRACTION}"
     if high < low:
@@ -44,7 +44,7 @@ def _positive(low: int, high: int | None) -> str | None:
 
 
 def _natural(low: int, high: int | None) -> str | None:
-    """Integers from ``low``, which is not negative, to ``high``."""
+    """Write integers from ``low``, which is not negative, to ``high``."""
     if high is None:
         size = len(str(low))
         return _either(_natural(low, 10**size - 1), f"[1-9][0-9]{{{size},}}") if low else NATURAL
@@ -59,7 +59,7 @@ def _natural(low: int, high: int | None) -> str | None:
 
 
 def _same_length(low: str, high: str) -> str:
-    """Digits between two numbers of one length."""
+    """Write the numbers between two of the same number of digits."""
     if low == high:
         return low
     if set(low) == {"0"} and set(high) == {"9"}:

@@ -1,8 +1,8 @@
-"""Regular expressions as automata take them: those of JSON Schema's ``pattern`` over JSON strings, and of plain text.
+r"""Translate regular expressions for automata: JSON Schema's ``pattern`` over JSON strings, and those of plain text.
 
-Of a ``pattern`` only what means the same in ECMA 262, in Python's ``re`` and here is read, and what differs a little is
-read as what all of them take: ``\\d`` and ``\\w`` are ASCII, ``.`` is no line separator. Plain text is read as Python's
-``re`` reads it, with ``\\p{L}`` and its like beside. Anything else is refused by name.
+Of a ``pattern`` only the parts with one meaning in ECMA 262, in Python's ``re`` and here are read. Where the meaning
+differs a little, the texts that all of them match are taken: ``\d`` and ``\w`` are ASCII, ``.`` is no line separator.
+Expressions of plain text are read as by Python's ``re``, and also ``\p{L}`` and its like. Others are refused by name.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _BEGIN, _END = (True, False), (False, True)
 
 @dataclass(frozen=True)
 class Reading:
-    """How a dialect of regular expressions is read, and what is written of it.
+    r"""The reading of one dialect of regular expressions.
 
     Args:
-        write: one character of a set.
-        shorthand: the characters of ``\\d`` and its like, in a negated class or not.
+        write: writes one character of a set.
+        shorthand: returns the characters of ``\d`` and its like, in a negated class or not.
         dot: the characters of ``.``.
-        anchors: what stands for the beginning and the end of a text.
+        anchors: the signs for the beginning and the end of a text.
         is_plain: whether flags are read, and ``\\U`` with eight digits.
     """
 
@@ -74,19 +74,19 @@ _PLAIN = Reading(
 
 
 def pattern(source: str) -> Pattern:
-    """The insides of the JSON strings in which ``source`` is found.
+    """Translate ``source`` to the inside of the JSON strings in which it is found.
 
     Raises:
-        ValueError: for what is not read; says what.
+        ValueError: for a part that is not read; names it.
     """
     return _read(source, _IN_JSON, Pattern(f"{CHARACTER}*", 0, None, is_line_end=True))
 
 
 def plain_pattern(source: str) -> Pattern:
-    """The texts that ``source`` matches from end to end.
+    """Translate ``source`` to the texts that it matches from end to end.
 
     Raises:
-        ValueError: for what is not read; says what.
+        ValueError: for a part that is not read; names it.
     """
     return _read(source, _PLAIN, None)
 
@@ -104,7 +104,7 @@ def _read(source: str, reading: Reading, beside: Pattern | None) -> Pattern:
 
 @dataclass
 class _Reader:
-    """Recursive descent over a pattern."""
+    """A recursive descent over a pattern."""
 
     source: str
     reading: Reading

@@ -1,4 +1,4 @@
-"""Parts of a regular expression with anchors inside, as expressions without any.
+"""Rewrite parts of a regular expression with anchors inside as expressions without any.
 
 An automaton reads a text from its beginning to its end, and knows no ``^`` and ``$`` between. So a part is kept as up
 to four expressions: of texts that may stand anywhere, only at the beginning, only at the end, and only as the whole.
@@ -13,7 +13,7 @@ from itertools import product
 from agentspec.grammars.outlines.text import Pattern
 
 Place = tuple[bool, bool]
-"""Whether nothing may stand before a text, and whether nothing may stand behind it."""
+"""Whether nothing may precede a text, and whether nothing may follow it."""
 
 ANYWHERE: Place = (False, False)
 
@@ -33,7 +33,7 @@ class Piece:
         """Return the pattern of whole texts; None where there is none.
 
         Args:
-            anything: what may stand before and behind a text that is not anchored there; None for nothing.
+            anything: precedes and follows a text that is not anchored there; None for nothing.
         """
         beside = {False: anything or EMPTY, True: EMPTY}
         return _either(
@@ -57,18 +57,18 @@ def either(pieces: Iterable[Piece]) -> Piece:
 
 
 def sequence(first: Piece, second: Piece, refuse: Callable[[str], object]) -> Piece:
-    """Return the texts of two parts one behind the other.
+    """Return the texts of two parts one after the other.
 
     Args:
         first: ends where the other begins.
         second: begins where the other ends.
-        refuse: takes what dialects read in different ways, and raises.
+        refuse: raises; given the name of a part that dialects read in different ways.
     """
     found = []
     for (left_place, left), (right_place, right) in product(first.patterns.items(), second.patterns.items()):
         if left_place[1] and right.is_line_end:
             refuse("'$' before a line end, which Python takes for the end,")
-        # What stands before a beginning is empty, and what stands behind an end.
+        # The text before a beginning is empty, and so is the text after an end.
         if (right_place[0] and left.shortest) or (left_place[1] and right.shortest):
             continue
         place = (left_place[0] or right_place[0], left_place[1] or right_place[1])

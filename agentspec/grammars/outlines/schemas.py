@@ -1,4 +1,4 @@
-"""What JSON Schemas say together: which types they allow, their conjunction, and whether they exclude each other.
+"""Combine JSON Schemas: the types they allow, their intersection and difference, and whether they are disjoint.
 
 Types are sets of atoms here, so that they can be intersected: ``number`` is ``integer`` and ``fraction``.
 """
@@ -16,7 +16,7 @@ MAX_LENGTH = 300_000  # characters of the expression: as many as are compiled
 
 Schema = dict[str, Any]
 Resolve = Callable[[Any, str], Any]
-"""A schema, and its place, to the schema that its ``$ref`` means; to itself where it has none."""
+"""A function of a schema and its place: returns the schema that its ``$ref`` means; itself where it has none."""
 
 KEYWORDS: dict[str, tuple[str, ...]] = {
     "string": ("minLength", "maxLength", "pattern", "format"),
@@ -48,7 +48,7 @@ ATOMS = {
 }
 ALL = frozenset(atom for atoms in ATOMS.values() for atom in atoms)
 
-# Keywords that look at each other: taken from two schemas they would say something else than either.
+# Keywords that depend on each other: together, from two schemas, they would assert something else than either.
 _TOGETHER = (
     {"items", "prefixItems", "additionalItems", "unevaluatedItems"},
     {"contains", "minContains", "maxContains"},
@@ -59,17 +59,21 @@ _TOGETHER = (
 
 
 def refuse(what: str, place: str) -> NoReturn:
-    """Say which keyword is not built, and where it stands."""
+    """Raise an error that names the keyword that is not built, and its place.
+
+    Raises:
+        GrammarError: always.
+    """
     raise GrammarError(f"The outlines engine does not build {what} (at {place}).")
 
 
 def asserting(schema: Schema) -> Schema:
-    """What of a schema asserts something."""
-    return {keyword: said for keyword, said in schema.items() if keyword in ASSERTING}
+    """Return the keywords of a schema that assert something."""
+    return {keyword: value for keyword, value in schema.items() if keyword in ASSERTING}
 
 
 def types(schema: Schema, place: str) -> frozenset[str]:
-    """The atoms of the types that ``type`` allows."""
+    """Return the atoms of the types that ``type`` allows."""
     named = schema.get("type", list(ATOMS))
     listed = named if isinstance(named, list) else [named]
     if not all(isinstance(name, str) and name in ATOMS for name in listed):
@@ -78,7 +82,7 @@ def types(schema: Schema, place: str) -> frozenset[str]:
 
 
 def named_types(atoms: Iterable[str], place: str) -> list[str]:
-    """``type`` for a set of atoms."""
+    """Return the value of ``type`` for a set of atoms."""
     left = set(atoms)
     if "fraction" in left and "integer" not in left:
         refuse("numbers without the integers", place)
@@ -89,7 +93,7 @@ def named_types(atoms: Iterable[str], place: str) -> list[str]:
 
 
 def atoms_of(value: Any) -> set[str]:
-    """The atoms that a value may count as: whether 1.0 is an integer depends on the draft."""
+    """Return the atoms that a value may count as: whether 1.0 is an integer depends on the draft."""
     if isinstance(value, bool):
         return {"boolean"}
     if isinstance(value, float):
@@ -99,17 +103,17 @@ def atoms_of(value: Any) -> set[str]:
 
 
 def values(schema: Schema) -> list[Any] | None:
-    """The only values that a schema allows, where ``const`` or ``enum`` names them."""
+    """Return the values that ``const`` or ``enum`` lists; None where there is neither."""
     if "const" in schema:
         return [schema["const"]]
     return schema["enum"] if isinstance(schema.get("enum"), list) else None
 
 
-def both(one: Any, other: Any, place: str) -> Any:
-    """A schema of what two schemas allow. Neither may hold a ``$ref`` beside other keywords.
+def intersect(one: Any, other: Any, place: str) -> Any:
+    """Return a schema of the values that two schemas allow. Neither may hold a ``$ref`` beside other keywords.
 
     Raises:
-        GrammarError: for keywords of which only one can be said.
+        GrammarError: for two different values of a keyword that cannot be combined.
     """
     if one is False or other is False:
         return False
@@ -124,32 +128,32 @@ def both(one: Any, other: Any, place: str) -> Any:
     if one.keys() & {"properties", "additionalProperties"} and new.keys() & {"properties", "additionalProperties"}:
         if "patternProperties" in {**one, **new}:
             refuse("patternProperties in two schemas at once", place)
-        merged |= _both_properties(one, new, place)
+        merged |= _intersect_properties(one, new, place)
         new = {k: v for k, v in new.items() if k not in ("properties", "additionalProperties")}
     if "required" in one and "required" in new:
         merged["required"] = [*required(one, place), *required(new, place)]
         new.pop("required")
-    for keyword, said in new.items():
-        if keyword in one and to_json(one[keyword]) != to_json(said):
+    for keyword, value in new.items():
+        if keyword in one and to_json(one[keyword]) != to_json(value):
             refuse(f"two different {keyword} for one value", place)
         for group in _TOGETHER:
             if keyword in group and keyword not in one and one.keys() & group:
                 refuse(f"{keyword} beside {', '.join(sorted(one.keys() & group))} of another schema", place)
-        merged[keyword] = said
+        merged[keyword] = value
     return merged
 
 
-def _both_properties(one: Schema, other: Schema, place: str) -> Schema:
+def _intersect_properties(one: Schema, other: Schema, place: str) -> Schema:
     rest = [schema.get("additionalProperties", True) for schema in (one, other)]
     named = [properties(schema, place) for schema in (one, other)]
     names = list(dict.fromkeys([*named[0], *named[1]]))
     return {
-        "properties": {name: _and(*(p.get(name, r) for p, r in zip(named, rest, strict=True))) for name in names},
-        "additionalProperties": _and(*rest),
+        "properties": {name: _conjoin(*(p.get(name, r) for p, r in zip(named, rest, strict=True))) for name in names},
+        "additionalProperties": _conjoin(*rest),
     }
 
 
-def _and(one: Any, other: Any) -> Any:
+def _conjoin(one: Any, other: Any) -> Any:
     if one is True or one == {} or one == other:
         return other
     if other is True or other == {}:
@@ -157,36 +161,36 @@ def _and(one: Any, other: Any) -> Any:
     return False if one is False or other is False else {"allOf": [one, other]}
 
 
-def without(schema: Schema, other: Any, resolve: Resolve, place: str) -> Schema | None:
-    """A schema whose values are valid under ``schema`` and not under ``other``; None where none is found.
+def subtract(schema: Schema, other: Any, resolve: Resolve, place: str) -> Schema | None:
+    """Return a schema of values that ``schema`` allows and ``other`` does not; None where none is found.
 
-    It relies on objects being written with the properties of ``schema`` only.
+    Sound only because objects are written with the properties of ``schema`` alone.
     """
     other = resolve(other, place)
     if other is False or (isinstance(other, dict) and are_disjoint(schema, other, resolve, place)):
         return schema
     if not isinstance(other, dict):
         return None
-    said = asserting(other)
-    if said.keys() == {"type"}:
+    stated = asserting(other)
+    if stated.keys() == {"type"}:
         left = types(schema, place) - types(other, place)
         return {**schema, "type": named_types(left, place)} if left and values(schema) is None else None
     if types(schema, place) != {"object"} or not _is_plain_object(schema):
         return None
     for name in required(other, place):
         if name not in required(schema, place):
-            left_out = {n: said for n, said in properties(schema, place).items() if n != name}
+            left_out = {n: value for n, value in properties(schema, place).items() if n != name}
             return {**schema, "properties": left_out, "additionalProperties": False}
     return None
 
 
 def _is_plain_object(schema: Schema) -> bool:
-    """Whether its properties are all that its objects hold."""
+    """Return whether its properties are all that its objects hold."""
     return "properties" in schema and not schema.keys() & ({*COMBINING, "patternProperties"} - {"type"})
 
 
 def are_disjoint(one: Any, other: Any, resolve: Resolve, place: str) -> bool:
-    """Whether it is sure that no value is valid under both schemas."""
+    """Return whether it is sure that no value is valid under both schemas."""
     one, other = resolve(one, place), resolve(other, place)
     if not isinstance(one, dict) or not isinstance(other, dict):
         return one is False or other is False
@@ -212,7 +216,7 @@ def are_disjoint(one: Any, other: Any, resolve: Resolve, place: str) -> bool:
 
 
 def _equal_form(value: Any) -> Any:
-    """Equal JSON values in one form: 1.0 is 1, and the order of keys does not matter."""
+    """Bring equal JSON values into one form: 1.0 is 1, and the order of keys does not matter."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list):
@@ -223,7 +227,7 @@ def _equal_form(value: Any) -> Any:
 
 
 def required(schema: Schema, place: str) -> list[str]:
-    """The names that ``required`` gives."""
+    """Return the names in ``required``."""
     names = schema.get("required", [])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         refuse("required that is no list of names", place)
@@ -231,7 +235,7 @@ def required(schema: Schema, place: str) -> list[str]:
 
 
 def properties(schema: Schema, place: str) -> dict[str, Any]:
-    """The schemas that ``properties`` gives."""
+    """Return the schemas in ``properties``."""
     named = schema.get("properties", {})
     if not isinstance(named, dict):
         refuse("properties that are no object", place)
@@ -239,7 +243,7 @@ def properties(schema: Schema, place: str) -> dict[str, Any]:
 
 
 def bound(schema: Schema, keyword: str, place: str) -> int | None:
-    """A count that a keyword gives; None where it gives none."""
+    """Return the count that a keyword sets; None where it is absent."""
     count = schema.get(keyword)
     if count is None:
         return None
@@ -249,7 +253,7 @@ def bound(schema: Schema, keyword: str, place: str) -> int | None:
     return int(count)
 
 
-def expect_length(length: int, place: str) -> None:
+def check_length(length: int, place: str) -> None:
     """Refuse an expression that is too long to be compiled.
 
     Raises:
@@ -260,7 +264,7 @@ def expect_length(length: int, place: str) -> None:
 
 
 def either(parts: Sequence[str | None], place: str) -> str:
-    """Any of the expressions that are there."""
+    """Write an alternative of the expressions that are there."""
     kept = list(dict.fromkeys(part for part in parts if part is not None))
     if not kept:
         refuse("a schema without a value", place)

@@ -1,6 +1,6 @@
-"""Text inside JSON strings as regular expressions: characters, escapes, formats, and JSON Schema's ``pattern``.
+r"""Write text inside JSON strings as regular expressions of characters and escapes.
 
-The form is that of both engines: what must be escaped is, by its short escape or as ``\\u00XX``, and nothing else.
+The form is that of both engines: only characters that must be escaped are, by the short escape or as ``\u00XX``.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _META = set("\\.+*?()|[]{}^$#&-~")
 
 
 def literal(text: str) -> str:
-    """A regular expression of one text."""
+    """Write a regular expression of one text."""
     return "".join("\\" + c if c in _META else c for c in text)
 
 
 def in_quotes(text: str) -> str:
-    """A regular expression of one JSON string."""
+    """Write a regular expression of one JSON string."""
     return literal(to_json(text).replace("\x7f", "\\u007f"))
 
 
 def union(*sets: Iterable[tuple[int, int]]) -> Ranges:
-    """The characters of any of the sets."""
+    """Return the characters of any of the sets."""
     merged: list[tuple[int, int]] = []
     for low, high in sorted(r for ranges in sets for r in ranges):
         if merged and low <= merged[-1][1] + 1:
@@ -40,19 +40,19 @@ def union(*sets: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def complement(ranges: Ranges) -> Ranges:
-    """All other characters."""
+    """Return all other characters."""
     starts = [0, *(high + 1 for _, high in ranges)]
     ends = [*(low - 1 for low, _ in ranges), sys.maxunicode]
     return tuple((low, high) for low, high in zip(starts, ends, strict=True) if low <= high)
 
 
 def intersection(one: Ranges, other: Ranges) -> Ranges:
-    """The characters of both sets."""
+    """Return the characters of both sets."""
     return complement(union(complement(one), complement(other)))
 
 
 def singles(text: str) -> Ranges:
-    """The characters of a text."""
+    """Return the characters of a text."""
     return union((ord(c), ord(c)) for c in text)
 
 
@@ -63,7 +63,7 @@ ANY = union([(0, sys.maxunicode)])
 
 
 def character_of(ranges: Ranges) -> str:
-    """A regular expression of one character of a set, as it stands in a JSON string; of nothing for the empty set."""
+    """Write one character of a set as it stands in a JSON string; an expression without matches for the empty set."""
     raw = "".join(rf"\x{{{low:x}}}-\x{{{high:x}}}" for low, high in intersection(ranges, _RAW))
     escaped = [rf"\\{_SHORT[c]}" for c in _SHORT if intersection(ranges, ((c, c),))]
     numbered = intersection(ranges, _NUMBERED)
@@ -76,7 +76,7 @@ def character_of(ranges: Ranges) -> str:
 
 
 def plain_character_of(ranges: Ranges) -> str:
-    """A regular expression of one character of a set, as it is; of nothing for the empty set."""
+    """Write one character of a set as it is; an expression without matches for the empty set."""
     kept = intersection(ranges, _CHARACTERS)
     if len(kept) == 1 and kept[0][0] == kept[0][1]:
         return literal(chr(kept[0][0]))
@@ -90,9 +90,13 @@ CHARACTER = character_of(ANY)
 
 @dataclass(frozen=True)
 class Pattern:
-    """A regular expression, and how many characters of the string its texts stand for; None for any number.
+    """A regular expression, and the number of characters of the string that its texts stand for.
 
-    ``is_line_end`` says whether one of its texts is a line end alone.
+    Args:
+        regex: the expression.
+        shortest: the least number of characters.
+        longest: the greatest; None for any number.
+        is_line_end: whether one of its texts is a line end alone.
     """
 
     regex: str

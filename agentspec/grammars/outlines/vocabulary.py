@@ -1,4 +1,4 @@
-"""Which tokens an automaton may read next."""
+"""The tokens that an automaton may read next, by a walk over a trie."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class TokenTrie:
     """Tokens by their prefixes, so that an automaton reads a prefix once for all tokens that begin with it.
 
     Args:
-        written: what each id writes, as ``agentspec.runtime.tokens.token_bytes`` gives it.
+        written: the bytes of each id, as ``agentspec.runtime.tokens.token_bytes`` gives it.
     """
 
     def __init__(self, written: list[bytes | None]) -> None:
@@ -42,16 +42,16 @@ class TokenTrie:
         self._nodes = count
 
     def legal(self, automaton: Automaton, state: int) -> npt.NDArray[np.bool_]:
-        """``[V]``: the tokens that lead from a state to a live one."""
-        behind = np.zeros(self._nodes, dtype=np.uint16)
+        """Return ``[V]``: whether each token leads from a state to a live one."""
+        reached = np.zeros(self._nodes, dtype=np.uint16)
         above = np.array([state], dtype=np.uint16)
         count = 0
         for parents, step in self._levels:
             above = automaton.moves[above[parents], automaton.classes[step]]
             if not above.any():
                 break
-            behind[count : count + len(above)] = above
+            reached[count : count + len(above)] = above
             count += len(above)
         mask = np.zeros(self._vocab_size, dtype=np.bool_)
-        mask[self._ids] = behind[self._ends] != 0
+        mask[self._ids] = reached[self._ends] != 0
         return mask

@@ -1,9 +1,9 @@
-"""JSON Schemas as grammars take them: bounded, closed, in one written form, without what asserts nothing.
+"""JSON Schemas in the form that grammars take: bounded, closed, written in one way, without unknown formats.
 
-``positions`` says where schemas stand in a schema, ``references`` what a ``$ref`` means, ``checks`` what is looked at
-before any work, ``closing`` how objects are closed (``groups`` and ``satisfiable`` say where that may be done), and
-``written`` how JSON is written. ``tightening`` adds what an engine would let through, and ``leniency`` leaves out what
-it cannot express.
+``positions`` lists where schemas stand in a schema, ``references`` resolves a ``$ref``, and ``checks`` bounds size,
+depth and the values of keywords before any work. ``closing`` closes objects; ``groups`` and ``satisfiable`` decide
+where that is sound. ``written`` defines how JSON is written. ``tightening`` forbids what an engine would let through, and
+``leniency`` leaves out what it cannot express. ``validator`` checks finished texts, by ``formats`` and ``ecma``.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _CACHED = 100_000  # characters of a schema whose closed form is kept
 
 
 def arguments_schema(tool: dict[str, Any]) -> dict[str, Any]:
-    """Return a tool's parameters as the schema of its arguments, which must not be changed: it is kept.
+    """Return a tool's parameters as the schema of its arguments. It is cached: callers must not change it.
 
     Raises:
-        GrammarError: names the tool, and what is wrong with its parameters.
+        GrammarError: for parameters that are no bounded JSON Schema; names the tool.
     """
     function = tool["function"]
     parameters = {} if function.get("parameters") is None else function["parameters"]
@@ -49,7 +49,7 @@ def arguments_schema(tool: dict[str, Any]) -> dict[str, Any]:
     try:
         source = to_json(parameters)
     except (TypeError, ValueError, RecursionError):
-        source = to_json(checked(parameters, what))  # says what is wrong
+        source = to_json(checked(parameters, what))  # raises the error
     return (_arguments if len(source) <= _CACHED else _arguments.__wrapped__)(source, what)
 
 

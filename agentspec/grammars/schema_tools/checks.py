@@ -1,4 +1,4 @@
-"""What is looked at before any work: how large a schema is, and whether its keywords have values of their type."""
+"""Check schemas before any work: their size, their depth, and the types of their keywords' values."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def check_size(source: str, what: str, limit: int = MAX_BYTES) -> None:
 def checked(schema: Any, what: str = "The JSON Schema") -> Any:
     """Return a schema that is JSON of bounded size, without keywords that are null, whose unions require their tags.
 
-    Servers in Go write an absent keyword as null. A schema without nulls comes back as it is.
+    Servers in Go write an absent keyword as null. A schema without nulls is returned as it is.
 
     Args:
         schema: a dict or a bool.
         what: names the schema in errors.
 
     Raises:
-        GrammarError: names the limit that is passed, or the keyword whose value is of a wrong type, and its place.
+        GrammarError: names the exceeded limit, or the keyword whose value is of a wrong type, and its place.
     """
     if not isinstance(schema, dict | bool):
         raise GrammarError(f"{what} is a dict or a bool, got {type(schema).__name__}: {shown(schema)}.")
@@ -67,7 +67,7 @@ def checked(schema: Any, what: str = "The JSON Schema") -> Any:
 
 
 def _check_bounds(schema: Any, what: str) -> None:
-    """Count without recursion, for a schema may be deeper than the stack."""
+    """Refuse too many levels and parts. No recursion: a schema may be deeper than the stack."""
     left, parts = [(schema, 0)], 0
     while left:
         value, depth = left.pop()
@@ -102,7 +102,7 @@ def _refuse(what: str, found: str, limit: str, advice: str) -> None:
 
 
 def _is_draft_3(schema: Schema) -> bool:
-    """Whether ``required`` is a boolean of the property, ``extends`` an ``allOf``: engines refuse draft 3 by name."""
+    """Return whether a schema declares draft 3, which engines refuse by name: its keywords have other types."""
     return "draft-03" in str(schema.get("$schema"))
 
 
@@ -167,7 +167,7 @@ def _is_asserted(keyword: str) -> bool:
 
 
 def is_text(value: Any) -> bool:
-    """Whether a value is a string."""
+    """Return whether a value is a string."""
     return isinstance(value, str)
 
 

@@ -1,4 +1,4 @@
-"""Closed schemas: their objects hold the properties that they name, and no others."""
+"""Close schemas: let their objects hold the properties that they name, and no others."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ MAX_WRITTEN = 100_000  # schemas of a closed one, each counted as often as it is
 
 Raw = frozenset[Slot]
 Form = Literal["closed", "raw"] | Raw
-"""How a schema is written: closed; as it is; or as one of several of the same value, whose raw parts stay."""
+"""The form in which a schema is written: closed, unchanged, or as one of several of a value, with these parts raw."""
 
 
 def closed(schema: Any) -> Any:
     """Return a schema whose objects hold the properties they name and no others, where it leaves that open.
 
-    A model has nothing to put into properties that are not there, and a small one does not stop inventing them.
+    A model has nothing to put into properties without a name, and a small model does not stop inventing them.
 
     Every instance of the closed schema is one of the open schema. An instance of the open schema, less the properties
-    that no part of it names, is one of the closed schema, but that objects of a union hold the properties of one of
-    its members. So each named property can still be said, and no schema becomes empty. Objects that say what else they
-    may hold stay as they are, and so does what cannot be decided: where properties are counted, negated or constant.
+    that no part of it names, is one of the closed schema. One exception: objects of a union hold the properties of one
+    of its members. So each named property can still occur, and no schema becomes empty. Objects that define what else
+    they may hold stay open. So do undecidable ones: where properties are counted, negated or constant.
     """
     known = localized(schema)
     if not isinstance(known, dict) or '"properties"' not in repr(known).replace("'", '"'):
@@ -42,19 +42,19 @@ def closed_arguments(schema: Schema) -> Schema:
     """Return the schema of a tool's arguments: closed, and without properties where none is named or left open."""
     known: Schema = closed(schema)
     group = group_of(known, known)
-    says_nothing = not (group.names or group.says_else or group.is_fixed or group.counts)
-    return {**known, "additionalProperties": False} if says_nothing else known
+    asserts_nothing = not (group.names or group.bounds_others or group.is_fixed or group.counts)
+    return {**known, "additionalProperties": False} if asserts_nothing else known
 
 
 class _TooManyError(Exception):
-    """A closed schema would be too large."""
+    """An error for a closed schema that would be too large."""
 
 
 class _Closing:
-    """Closes one document, whose references are pointers from its root.
+    """The closing of one document, whose references are pointers from its root.
 
-    Definitions stand closed where they stood. What refers to another form of one, or to a schema elsewhere, gets a
-    definition of its own.
+    Definitions are closed in place. A reference to another form of one, or to a schema elsewhere, gets a definition of
+    its own.
     """
 
     def __init__(self, root: Schema) -> None:
@@ -66,7 +66,7 @@ class _Closing:
         self._written = 0
 
     def document(self) -> Schema:
-        """The closed document."""
+        """Return the closed document."""
         made = self._closed(self._root)
         added: Schema = {}
         while self._waiting:
@@ -80,7 +80,7 @@ class _Closing:
         return self._as_it_is(schema) if form == "raw" else self._part(schema, form)
 
     def _closed(self, schema: Any) -> Any:
-        """A schema that alone says what a value is."""
+        """Close a schema that alone describes a value."""
         self._count()
         if not isinstance(schema, dict):
             return schema
@@ -96,15 +96,15 @@ class _Closing:
         if not group.is_closable:
             return made
         others = [name for name in group.names if name not in made.get("properties", {})]
-        return self._with_names(made, {name: self._said(name, group) for name in others})
+        return self._with_names(made, {name: self._schema_of(name, group) for name in others})
 
-    def _said(self, name: str, group: Group) -> Any:
-        """What a property has to be that only another schema of the value names; a model goes by it."""
-        said = group.only_said(name)
-        return said if said is not None and self._sure.is_lively(said) else {}
+    def _schema_of(self, name: str, group: Group) -> Any:
+        """Return the schema of a property that only another schema of the value names: it guides a model."""
+        only = group.only_schema(name)
+        return only if only is not None and self._sure.is_lively(only) else {}
 
     def _part(self, schema: Any, raw: Raw) -> Any:
-        """One of the schemas that together say what a value is."""
+        """Write one of the schemas that together describe a value."""
         self._count()
         if not isinstance(schema, dict):
             return schema
@@ -118,15 +118,15 @@ class _Closing:
         return self._as_it_is(part) if slot(path) in raw else self._closed(part)
 
     def _as_it_is(self, schema: Any) -> Any:
-        """A schema that says what it said, whatever became of the definitions."""
+        """Write a schema with its meaning unchanged, whatever became of the definitions."""
         self._count()
         if not isinstance(schema, dict):
             return schema
         return self._rewritten(schema, "raw", lambda path, part: self._as_it_is(part))
 
     def _of_variants(self, schema: Schema, group: Group) -> Schema:
-        """Objects with properties of their own and those of one of several variants."""
-        base = {keyword: said for keyword, said in schema.items() if keyword != "oneOf"}
+        """Close objects with properties of their own and those of one of several variants."""
+        base = {keyword: value for keyword, value in schema.items() if keyword != "oneOf"}
         own = group_of(base, self._root).names
         made = self._part(base, group.raw)
         written = []
@@ -139,13 +139,13 @@ class _Closing:
         return _as_any_of({**made, "oneOf": written})
 
     def _with_names(self, schema: Any, named: Schema) -> Schema:
-        """A schema whose objects hold its own properties and these, and no others."""
+        """Return a schema whose objects hold its own properties and these, and no others."""
         known: Schema = schema if isinstance(schema, dict) else {"allOf": [schema]}
-        others = {name: said for name, said in named.items() if name not in known.get("properties", {})}
+        others = {name: value for name, value in named.items() if name not in known.get("properties", {})}
         return {**known, "properties": {**known.get("properties", {}), **others}, "additionalProperties": False}
 
     def _rewritten(self, schema: Schema, form: Form, change: Callable[[Path, Any], Any]) -> Schema:
-        """A schema with its parts changed, its definitions closed and its reference in a form."""
+        """Rewrite a schema: its parts changed, its definitions closed and its reference in a form."""
 
         def changed(path: Path, part: Any) -> Any:
             return self._closed(part) if path[0] in DEFINITIONS else change(path, part)
@@ -156,7 +156,7 @@ class _Closing:
         return made
 
     def _reference(self, reference: str, form: Form) -> str:
-        """The reference to a form of what a reference means."""
+        """Return the reference to a form of the schema that a reference means."""
         moved = "/oneOf/" in reference  # may become an anyOf
         if (reference in self._inert and not moved) or target(self._root, reference) is None:
             return reference
@@ -177,30 +177,30 @@ class _Closing:
         return next(name for k in range(len(taken) + 1) if (name := f"{stem}.{k}" if k else stem) not in taken)
 
     def _passes_on(self, schema: Schema) -> bool:
-        """Whether a schema says nothing of objects but what one reference, or the members of one union, say."""
-        said = schema.keys() & ASSERTING - {"type"}
-        if said == {"$ref"} or (said == {"allOf"} and len(schema["allOf"]) == 1):
+        """Return whether a schema asserts nothing of objects beside one reference, or the members of one union."""
+        stated = schema.keys() & ASSERTING - {"type"}
+        if stated == {"$ref"} or (stated == {"allOf"} and len(schema["allOf"]) == 1):
             return True
-        if said == {"anyOf"}:
+        if stated == {"anyOf"}:
             return self._sure.is_lively(schema)
-        return said == {"oneOf"} and self._are_apart(schema)
+        return stated == {"oneOf"} and self._are_apart(schema)
 
     def _are_apart(self, schema: Schema) -> bool:
-        """Whether the members of a ``oneOf`` are sure to exclude each other once they are closed, each with instances.
+        """Return whether the members of a ``oneOf`` surely exclude each other once closed, each with instances.
 
-        A member that is closed excludes another where that requires a property that the first does not have, where
-        both name other constants for a property that one requires, or where they are of other types.
+        A closed member excludes another that requires a property which the first does not have. Members also exclude
+        each other by different constants for a property that one requires, and by different types.
         """
-        base = {keyword: said for keyword, said in schema.items() if keyword != "oneOf"}
+        base = {keyword: value for keyword, value in schema.items() if keyword != "oneOf"}
         own, (own_required, own_constants) = group_of(base, self._root), tags(base, self._root)
-        if own.is_fixed or own.says_else or own.counts:
+        if own.is_fixed or own.bounds_others or own.counts:
             return False
         known = []
         for index, part in enumerate(schema["oneOf"]):
             group, (required, constants) = group_of(part, self._root), tags(part, self._root)
             if not self._sure.is_lively(part):
                 return False
-            names = None if group.says_else or not (group.declares or own.declares) else {*own.names, *group.names}
+            names = None if group.bounds_others or not (group.declares or own.declares) else {*own.names, *group.names}
             names = names and names - _excluded(schema["oneOf"], index)
             known.append(
                 (self._kinds(part) & kinds(base), names, required | own_required, {**own_constants, **constants})
@@ -229,14 +229,14 @@ class _Closing:
 
 
 def _as_any_of(schema: Schema) -> Schema:
-    """A schema whose ``oneOf``, of members that exclude each other, is an ``anyOf``: engines need not prove it."""
+    """Write a ``oneOf``, of members that exclude each other, as an ``anyOf``: engines need not prove it."""
     if "anyOf" in schema:
         return schema
-    return {"anyOf" if keyword == "oneOf" else keyword: said for keyword, said in schema.items()}
+    return {"anyOf" if keyword == "oneOf" else keyword: value for keyword, value in schema.items()}
 
 
 def _excluded(members: list[Any], index: int) -> set[str]:
-    """The names that other members of a ``oneOf`` require and nothing else: with one of them, two members hold."""
+    """Return the names that other members of a ``oneOf`` require and nothing else: with one, two members hold."""
     others = [part for k, part in enumerate(members) if k != index and isinstance(part, dict)]
     alone = [part["required"] for part in others if part.keys() & ASSERTING == {"required"}]
     return {names[0] for names in alone if len(names) == 1}
@@ -245,4 +245,4 @@ def _excluded(members: list[Any], index: int) -> set[str]:
 def _without_definitions(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
-    return {keyword: said for keyword, said in schema.items() if keyword not in DEFINITIONS}
+    return {keyword: value for keyword, value in schema.items() if keyword not in DEFINITIONS}

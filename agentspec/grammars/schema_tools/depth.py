@@ -1,4 +1,4 @@
-"""How deep a compiler gets that follows references as it meets them."""
+"""Bound the depth that a compiler reaches by following references as it meets them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_followed_depth(schema: Any, what: str) -> None:
 
 
 def _next_schemas(root: Any, schema: Any, followed: set[str]) -> Iterator[Any]:
-    """The schemas within a schema, and the one that it refers to, where that was not met before."""
+    """Yield the schemas within a schema, and the one that it refers to, unless that was met before."""
     if not isinstance(schema, dict):
         return
     reference = schema.get("$ref")

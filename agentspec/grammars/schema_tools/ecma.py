@@ -1,7 +1,7 @@
-"""Regular expressions of ECMA 262, the dialect of JSON Schema, by the package ``regex``.
+r"""Search with regular expressions of ECMA 262, the dialect of JSON Schema, by the package ``regex``.
 
-Where dialects differ a little a text is taken that one of the usual ones takes: ``.`` is anything but a line feed, and
-``\\s`` is a space of Unicode.
+Where the usual dialects differ a little, a text that any of them matches is taken: ``.`` is anything but a line feed,
+and ``\s`` is a space of Unicode.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def matches(pattern: str, text: str) -> bool:
     """Return whether a pattern is found in a text.
 
     Raises:
-        ValueError: for what is no regular expression.
+        ValueError: for an invalid regular expression.
         TimeoutError: where the search takes longer than ``SECONDS``.
     """
     return compiled(pattern).search(text, timeout=SECONDS) is not None
@@ -49,7 +49,7 @@ def compiled(pattern: str) -> regex.Pattern[str]:
     """Return the compiled form of a pattern.
 
     Raises:
-        ValueError: for what is no regular expression.
+        ValueError: for an invalid regular expression.
     """
     try:
         return regex.compile(_translated(pattern))
@@ -94,4 +94,4 @@ def _escaped(character: str, in_class: bool) -> str:
         return known
     if character in "nrtvfx0123456789" or not character.isalnum():
         return f"\\{character}"
-    return character  # an escape of a letter without a meaning of its own
+    return character  # an escaped letter without a special meaning

@@ -1,4 +1,4 @@
-"""The formats of JSON Schema, checked: also those for which ``jsonschema`` needs other packages."""
+"""Check the formats of JSON Schema, also those for which ``jsonschema`` needs other packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the schemas that speak of one value say of it together: the names of its properties, and what is left open."""
+"""Collect what several schemas of one value assert together: the names of its properties, and what they leave open."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agentspec.grammars.schema_tools.written import to_json
 MAX_GROUP = 200  # schemas of one value; beyond, it is left as it is
 
 WHAT_ELSE = {"additionalProperties", "unevaluatedProperties", "patternProperties", "propertyNames"}
-"""Keywords by which an object says what it may hold besides the properties that it names."""
+"""Keywords that define what an object may hold besides the properties that it names."""
 
 _ITEMS = ("items", "prefixItems", "additionalItems", "unevaluatedItems", "contains")
 _OUTSIDE = {
@@ -25,17 +25,17 @@ _OUTSIDE = {
     *("minLength", "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
     *("multipleOf", "minItems", "maxItems"),
 }
-"""Keywords that do not look into objects."""
+"""Keywords whose assertion does not depend on what objects hold."""
 
 _NEGATIVE = ("not", "if", "oneOf")
 """Keywords under which to allow less may be to allow more."""
 
 Slot = str
-"""A part of a value that schemas speak of: ``.name``, ``*`` (other properties) or ``[]`` (items)."""
+"""A part of a value that schemas describe: ``.name``, ``*`` (other properties) or ``[]`` (items)."""
 
 
 def slot(path: Path) -> Slot:
-    """The part of a value of which a subschema speaks."""
+    """Return the part of a value that a subschema describes."""
     if path[0] == "properties":
         return f".{path[1]}"
     return "[]" if path[0] in _ITEMS else "*"
@@ -47,54 +47,58 @@ class Group:
 
     Args:
         names: of properties that any of them mentions, in their order.
-        declares: whether one names properties as such.
-        says_else: whether one says what other properties there may be.
-        is_fixed: whether its objects have to stay as they are: constants, and what is not understood.
-        counts: whether it takes a number of properties.
-        schemas: how many they are.
+        declares: whether one has ``properties`` with names.
+        bounds_others: whether one has a keyword for properties without a name.
+        is_fixed: whether its objects have to stay as they are: constants, and keywords that are not understood.
+        counts: whether the number of properties is bounded.
+        schemas: how many there are.
         is_positive: whether to allow less in any of them allows less of the value.
+        patterns: of ``patternProperties``.
+        parts: the schemas of each part of the value, as JSON.
+        looked_into: those that depend on what objects hold.
+        fixed: the parts whose schemas have to stay as they are.
     """
 
     names: dict[str, None] = field(default_factory=dict)
     declares: bool = False
-    says_else: bool = False
+    bounds_others: bool = False
     is_fixed: bool = False
     counts: bool = False
     schemas: int = 0
     is_positive: bool = True
     patterns: set[str] = field(default_factory=set)
-    said: defaultdict[Slot, set[str]] = field(default_factory=lambda: defaultdict(set))
+    parts: defaultdict[Slot, set[str]] = field(default_factory=lambda: defaultdict(set))
     looked_into: defaultdict[Slot, set[str]] = field(default_factory=lambda: defaultdict(set))
     fixed: set[Slot] = field(default_factory=set)
 
     @property
     def is_closable(self) -> bool:
         """Whether the named properties may be all there are."""
-        return self.declares and not (self.says_else or self.is_fixed or self.counts)
+        return self.declares and not (self.bounds_others or self.is_fixed or self.counts)
 
-    def only_said(self, name: str) -> Any:
-        """What is said of a property, where it is one thing that looks into no object; else None."""
+    def only_schema(self, name: str) -> Any:
+        """Return the schema of a property, where it is one that looks into no object; else None."""
         known = f".{name}"
-        texts = self.said.get(known, set())
+        texts = self.parts.get(known, set())
         if len(texts) != 1 or not self.is_positive or known in self.raw:
             return None
-        [said] = json.loads(next(iter(texts)))
-        items = said.get("items", {})
-        is_simple = _looks_outside({**said, "items": None}) and isinstance(items, dict) and _looks_outside(items)
-        return said if is_simple else None
+        [only] = json.loads(next(iter(texts)))
+        items = only.get("items", {})
+        is_simple = _looks_outside({**only, "items": None}) and isinstance(items, dict) and _looks_outside(items)
+        return only if is_simple else None
 
     @property
     def raw(self) -> frozenset[Slot]:
-        """The parts of the value whose schemas have to stay as they are, for several speak of them."""
+        """The parts of the value whose schemas have to stay as they are, for several describe them."""
         found = {known for known, texts in self.looked_into.items() if len(texts) > 1} | self.fixed
         if self.schemas > 1 and self.looked_into["*"]:
-            return frozenset(found | {"*"} | {known for known in self.said if known.startswith(".")})
+            return frozenset(found | {"*"} | {known for known in self.parts if known.startswith(".")})
         matched = {f".{name}" for name in self.names if any(_matches(pattern, name) for pattern in self.patterns)}
         return frozenset(found | matched | ({"*"} if matched or len(self.patterns) > 1 else set()))
 
 
 def group_of(schema: Any, root: Any, is_apart: bool = False) -> Group:
-    """Collect what the schemas of one value say.
+    """Collect what the schemas of one value assert.
 
     Args:
         schema: of the value.
@@ -132,7 +136,7 @@ def _note(group: Group, schema: Schema, is_negated: bool, root: Any) -> None:
     group.names |= dict.fromkeys((*named, *_mentioned(schema)))
     group.declares |= bool(named) and not is_negated
     group.is_positive &= not is_negated
-    group.says_else |= bool(schema.keys() & WHAT_ELSE)
+    group.bounds_others |= bool(schema.keys() & WHAT_ELSE)
     group.is_fixed |= group.schemas > MAX_GROUP or bool(schema.keys() & {*DYNAMIC, "extends"}) or _holds_objects(schema)
     group.patterns |= schema.get("patternProperties", {}).keys()
     group.counts |= bool(schema.get("minProperties")) and not _has_enough(schema, group, root)
@@ -143,26 +147,26 @@ def _note(group: Group, schema: Schema, is_negated: bool, root: Any) -> None:
 
 
 def _note_parts(group: Group, schema: Schema, is_negated: bool) -> None:
-    """Note of which parts of the value a schema speaks, and what it says of each."""
-    said: defaultdict[Slot, list[Any]] = defaultdict(list)
+    """Note which parts of the value a schema describes, and how."""
+    described: defaultdict[Slot, list[Any]] = defaultdict(list)
     for path, part in subschemas(schema):
         if path[0] not in (*IN_PLACE, *DEFINITIONS) and isinstance(part, dict):
-            said[slot(path)] += [part] if path[0] == "properties" else [path, part]
-    for known, parts in said.items():
+            described[slot(path)] += [part] if path[0] == "properties" else [path, part]
+    for known, parts in described.items():
         looks_inside = not all(_looks_outside(part) for part in parts if isinstance(part, dict))
-        group.said[known].add(to_json(parts))
+        group.parts[known].add(to_json(parts))
         group.looked_into[known] |= {to_json(parts)} if looks_inside else set()
         group.fixed |= {known} if is_negated and looks_inside else set()
 
 
 def _looks_outside(schema: Schema) -> bool:
-    """Whether a schema holds of a value just where it holds of the value with properties left out."""
-    said = {keyword for keyword, value in schema.items() if value is not None}
-    return said <= _OUTSIDE and not _holds_objects(schema)
+    """Return whether a schema allows a value if and only if it allows the value with properties left out."""
+    stated = {keyword for keyword, value in schema.items() if value is not None}
+    return stated <= _OUTSIDE and not _holds_objects(schema)
 
 
 def _mentioned(schema: Schema) -> Iterator[str]:
-    """Names on whose presence something depends."""
+    """Yield the names on whose presence something depends."""
     yield from schema.get("required", ())
     for keyword in ("dependentRequired", "dependentSchemas", "dependencies"):
         for name, needs in schema.get(keyword, {}).items():
@@ -176,7 +180,7 @@ def _holds_objects(schema: Schema) -> bool:
 
 
 def _has_enough(schema: Schema, group: Group, root: Any) -> bool:
-    """Whether the properties of an object that stands alone are sure to suffice for its ``minProperties``."""
+    """Return whether the properties of an object that stands alone surely suffice for its ``minProperties``."""
     plain = {"type", "properties", "required", "minProperties", "title", "description", "$defs", "definitions"}
     if schema.keys() - plain or group.schemas > 1:
         return False
@@ -193,7 +197,7 @@ def _matches(pattern: str, name: str) -> bool:
 
 
 def tags(schema: Any, root: Any) -> tuple[set[str], dict[str, set[str]]]:
-    """The names that every instance of a schema has, and the constants that it names for properties, as JSON."""
+    """Return the names that every instance of a schema has, and the constants of its properties, as JSON."""
     required: set[str] = set()
     constants: dict[str, set[str]] = {}
     left, seen = [schema], set[str]()
@@ -204,8 +208,8 @@ def tags(schema: Any, root: Any) -> tuple[set[str], dict[str, set[str]]]:
         required |= set(part.get("required", ()))
         for name, value in part.get("properties", {}).items():
             if isinstance(value, dict) and ("const" in value or "enum" in value):
-                said = {to_json(_plain(v)) for v in ([value["const"]] if "const" in value else value["enum"])}
-                constants[name] = constants.get(name, said) & said
+                named = {to_json(_plain(v)) for v in ([value["const"]] if "const" in value else value["enum"])}
+                constants[name] = constants.get(name, named) & named
         left += part.get("allOf", ())
         reference = part.get("$ref")
         if reference is not None and reference not in seen and len(seen) < MAX_GROUP:
@@ -215,5 +219,5 @@ def tags(schema: Any, root: Any) -> tuple[set[str], dict[str, set[str]]]:
 
 
 def _plain(value: Any) -> Any:
-    """Equal numbers in one form."""
+    """Bring equal numbers into one form."""
     return int(value) if kind_of(value) >= {"integer"} else value

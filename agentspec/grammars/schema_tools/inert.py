@@ -1,4 +1,4 @@
-"""Which definitions nothing can close: no object within them names its properties."""
+"""Find the definitions that closing leaves alone: no object within them names its properties."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def inert_references(root: Any) -> set[str]:
 
 
 def _look(schema: Any) -> tuple[bool, set[str]]:
-    """Whether an object of a schema names properties, and the references within it, its definitions included."""
+    """Return whether an object of a schema names properties, and the references in it and its definitions."""
     left, names, references = [(schema, True)], False, set()
     while left:
         part, counts = left.pop()

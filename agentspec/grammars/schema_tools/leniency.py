@@ -1,4 +1,4 @@
-"""JSON Schemas without what a grammar engine cannot express: as little is left out as can be found in a few tries."""
+"""Leave out of JSON Schemas what a grammar engine cannot express: as little as can be found in a few tries."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _KEPT = {
 }
 """Keywords that stay in the first try: the shape of a schema, and what asserts nothing."""
 
-_WALKED = ("properties", *DEFINITIONS, "patternProperties", *LISTS, "items", "additionalProperties")
+_SEARCHED = ("properties", *DEFINITIONS, "patternProperties", *LISTS, "items", "additionalProperties")
 """Keywords in whose schemas parts are looked for; from others a part goes with the keyword."""
 
 Steps = tuple[str | int, ...]
@@ -45,11 +45,11 @@ class _Part:
 
 
 def expressible(schema: Any, why_not: Callable[[Any], str | None]) -> tuple[Any, tuple[str, ...]]:
-    """Return a schema that an engine can express and that allows what the given one does; and what it lacks.
+    """Return a schema that an engine can express, which allows what the given one allows; and the parts it lacks.
 
     Args:
         schema: a JSON Schema.
-        why_not: says why an engine cannot express a schema; None where it can.
+        why_not: returns why an engine cannot express a schema; None where it can.
     """
     tries = itertools.count(1)
     return _expressible(schema, lambda part: why_not(part) if next(tries) <= ALL_TRIES else "too many tries")
@@ -78,7 +78,7 @@ def repeatable(schema: Any, path: Steps = ()) -> Iterator[str]:
 
 
 def left_open(schema: Any) -> Any:
-    """Return a schema whose objects say that they may hold other properties, where they do not say it."""
+    """Return a schema whose objects may hold other properties explicitly, where they leave that unstated."""
     if not isinstance(schema, dict):
         return schema
     opened = with_subschemas(schema, lambda _, part: left_open(part))
@@ -112,8 +112,8 @@ def _by_properties(schema: Any, why_not: Callable[[Any], str | None]) -> tuple[A
     else:
         return anything, ("everything at #",)
     left_out = [f"{keyword} at #" for keyword in schema if keyword not in (*shared, "properties", *_KEPT - _ASSERTING)]
-    for name, said in list(named.items())[:TRIES]:
-        tried, missing = _expressible(said, lambda part: why_not({**shared, "properties": {**kept, name: part}}))  # noqa: B023
+    for name, value in list(named.items())[:TRIES]:
+        tried, missing = _expressible(value, lambda part: why_not({**shared, "properties": {**kept, name: part}}))  # noqa: B023
         kept[name] = tried
         left_out += [_below(text, name) for text in missing]
     left_out += [f"everything at {_pointer(('properties', name))}" for name in list(named)[TRIES:]]
@@ -129,7 +129,7 @@ def _below(text: str, name: str) -> str:
 
 
 def _parts(schema: Any, path: Steps) -> Iterator[_Part]:
-    """What may be taken out, from the outside in."""
+    """Yield the parts that may be taken out, from the outside in."""
     if not isinstance(schema, dict):
         return
     seen: set[str] = set()
@@ -139,7 +139,7 @@ def _parts(schema: Any, path: Steps) -> Iterator[_Part]:
             yield _Part(path, tuple(name for name in group if name in schema))
             seen |= set(group)
     for step, inner in subschemas(schema):
-        if step[0] in _WALKED:
+        if step[0] in _SEARCHED:
             yield from _parts(inner, (*path, *step))
 
 
@@ -154,7 +154,7 @@ def _copied(schema: Any, path: Steps, left_out: dict[Steps, set[str]]) -> Any:
     if not isinstance(schema, dict):
         return schema
     missing = left_out.get(path, set())
-    copied = {keyword: said for keyword, said in schema.items() if keyword not in missing}
+    copied = {keyword: value for keyword, value in schema.items() if keyword not in missing}
     is_coerced = "oneOf" in missing and "anyOf" not in schema
     if is_coerced:
         copied["anyOf"] = schema["oneOf"]  # one of them at least

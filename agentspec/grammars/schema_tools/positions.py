@@ -1,4 +1,4 @@
-"""Where schemas stand in a schema: the keywords of all drafts that hold others, and how to cursor and rebuild them."""
+"""Positions of schemas in a schema: the keywords of all drafts that hold others, and how to list and replace them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 Schema = dict[str, Any]
 Path = tuple[str, ...] | tuple[str, int | str]
-"""A keyword, and where it holds several schemas the name or number of one."""
+"""A keyword, and the name or number of one schema where it holds several."""
 
 DATA = ("const", "enum", "default", "examples")
 """Keywords whose values are instances: nothing in them is a schema or a reference."""
@@ -23,7 +23,7 @@ EITHER = ("items", "dependencies")
 """``items`` is a schema or a list of them, ``dependencies`` hold schemas or lists of names."""
 
 IN_PLACE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "dependencies")
-"""Keywords whose schemas speak of the value itself, beside ``$ref``; those of the others speak of a part of it."""
+"""Keywords beside ``$ref`` whose schemas describe the value itself; those of the others describe a part of it."""
 
 
 def subschemas(schema: Schema) -> Iterator[tuple[Path, Any]]:
@@ -42,7 +42,7 @@ def subschemas(schema: Schema) -> Iterator[tuple[Path, Any]]:
 
 
 def with_subschemas(schema: Schema, change: Callable[[Path, Any], Any]) -> Schema:
-    """Return a schema in whose places stands what ``change`` makes of the schemas there."""
+    """Return a schema with each subschema replaced by the result of ``change``."""
     made = dict(schema)
     for path, part in subschemas(schema):
         keyword, *key = path

@@ -1,4 +1,4 @@
-"""References: what a ``$ref`` means, written as a JSON pointer from the root; and schemas that move elsewhere."""
+"""Resolve references: write each ``$ref`` as a JSON pointer from the root, also for schemas that move elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentspec.grammars.schema_tools.positions import Schema, subschemas
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 DYNAMIC = ("$dynamicRef", "$recursiveRef")
 _IDENTIFIERS = ("$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor")
-_PLAIN = "!$&'()*+,;=:@-._~"  # what a fragment may hold as it is, of what a name may hold
+_PLAIN = "!$&'()*+,;=:@-._~"  # characters of a name that a fragment holds unquoted
 _FOREIGN = "agentspec:"  # base of a document without an identifier
 
 
@@ -51,7 +51,7 @@ def localized(schema: Any) -> Any:
     """Return a schema whose references into itself are JSON pointers from its root, without identifiers.
 
     References by ``$id``, ``$anchor`` and relative address, and dynamic ones that can mean one place only, become
-    pointers. References to other documents stay as they are. A schema that has nothing to change comes back itself.
+    pointers. References to other documents stay as they are. A schema without anything to change is returned itself.
     """
     return _Document(schema).rewritten() if isinstance(schema, dict) else schema
 
@@ -67,7 +67,7 @@ def embedded(schema: Any, at: str) -> Any:
 
 
 class _Document:
-    """One document: its schemas, the addresses of its resources and anchors, and what its references mean.
+    """One document: its schemas, the addresses of its resources and anchors, and the targets of its references.
 
     A schema is known by its place, for the same object may stand in several.
     """
@@ -93,7 +93,7 @@ class _Document:
             left += self._led_to(schema)
 
     def _led_to(self, schema: Schema) -> Iterator[tuple[tuple[str, ...], Any, str]]:
-        """Places where no keyword of a known draft puts a schema, but a reference does (``#/components/schemas/A``)."""
+        """Yield places of schemas that only a reference reaches, and no known keyword (``#/components/schemas/A``)."""
         for keyword in REFERENCES:
             reference = schema.get(keyword)
             if isinstance(reference, str) and reference.startswith("#/"):
@@ -115,7 +115,7 @@ class _Document:
         return base
 
     def _meant(self, reference: str, base: str) -> tuple[str, ...] | None:
-        """The place that a reference means; None where it is in another document."""
+        """Return the place that a reference means; None where it is in another document."""
         address, _, fragment = urllib.parse.urljoin(base, reference).partition("#")
         if reference.startswith("#"):  # addresses without a hierarchy cannot be joined
             address, fragment = base, reference[1:]
@@ -130,7 +130,7 @@ class _Document:
         return None
 
     def rewritten(self) -> Schema:
-        """The document with its references rewritten; itself where all stay, or one depends on the way to it."""
+        """Return the document with its references rewritten; itself where all stay, or one depends on the way to it."""
         if any(self._is_dynamic(place) for place in self._schemas):
             return self._root
         changes = {place: made for place in self._schemas if (made := self._change(place)) is not None}
@@ -140,7 +140,7 @@ class _Document:
         return known
 
     def _change(self, place: tuple[str, ...]) -> Schema | None:
-        """What a schema's own references and identifiers become; None where they stay."""
+        """Return a schema with its own references and identifiers rewritten; None where they stay."""
         schema, base = _at(self._root, list(place)), self._schemas[place]
         made: Schema = {}
         for keyword, value in schema.items():
@@ -152,13 +152,13 @@ class _Document:
         return None if made == schema else made
 
     def _is_dynamic(self, place: tuple[str, ...]) -> bool:
-        """Whether a schema has a reference that may mean several places, or two references."""
+        """Return whether a schema has a reference that may mean several places, or two references."""
         schema = _at(self._root, list(place))
         named = [keyword for keyword in DYNAMIC if keyword in schema]
         return bool(named) and (len(named) > 1 or "$ref" in schema or not self._is_static(named[0], schema[named[0]]))
 
     def _is_static(self, keyword: str, reference: str) -> bool:
-        """Whether a dynamic reference means the same from wherever it is reached: there is one place for it."""
+        """Return whether a dynamic reference means the same wherever it is reached from: one place."""
         if keyword == "$recursiveRef":
             return len(self._resources) == 1
         name = reference.partition("#")[2]

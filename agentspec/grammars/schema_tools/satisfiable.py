@@ -1,4 +1,4 @@
-"""Whether it is sure that a schema has instances. A heuristic on the safe side: False means that it is not sure."""
+"""Decide whether a schema surely has instances: a heuristic on the safe side, where False means unsure."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _DEEP = 40
 
 @dataclass(frozen=True)
 class Satisfiable:
-    """Answers for the schemas of one document, whose references are pointers from its root."""
+    """A check of the schemas of one document, whose references are pointers from its root."""
 
     root: Any
 
     def is_lively(self, schema: Any) -> bool:
-        """Whether it is sure that a schema has instances, and that each property that it names occurs in one."""
+        """Return whether a schema surely has instances, and each property that it names occurs in one."""
         left, seen = [schema], set()
         while left:
             part = left.pop()
@@ -49,11 +49,11 @@ class Satisfiable:
         return True
 
     def has_instance(self, schema: Any, inside: frozenset[str] = frozenset(), deep: int = 0) -> bool:
-        """Whether it is sure that a schema has an instance.
+        """Return whether a schema surely has an instance.
 
         Args:
             schema: of the document.
-            inside: references that are being followed: what needs itself has no end.
+            inside: references that are being followed: a schema that needs itself has no end.
             deep: calls within each other.
         """
         flat = None if deep > _DEEP else self._flat(schema, inside)
@@ -64,7 +64,7 @@ class Satisfiable:
         return merged is not None and self._holds(merged, lambda part: self.has_instance(part, inside, deep + 1))
 
     def _flat(self, schema: Any, inside: frozenset[str]) -> tuple[list[Any], frozenset[str]] | None:
-        """A schema, what it refers to and its ``allOf`` as a list; None where it needs itself."""
+        """Return a schema, those it refers to and its ``allOf`` as a list; None where it needs itself."""
         parts, left, seen = [], [schema], set(inside)
         while left:
             part = left.pop()
@@ -78,35 +78,35 @@ class Satisfiable:
                 seen.add(reference)
                 left.append(target(self.root, reference))
             left += part.get("allOf", ())
-            parts.append({keyword: said for keyword, said in part.items() if keyword not in ("$ref", "allOf")})
+            parts.append({keyword: value for keyword, value in part.items() if keyword not in ("$ref", "allOf")})
         return parts, frozenset(seen)
 
     def _holds(self, schema: Schema, holds: Callable[[Any], bool]) -> bool:
-        """Whether a schema without references has an instance; ``holds`` answers for those within it."""
-        said = schema.keys() & ASSERTING
-        if said & set(_UNSURE):
+        """Return whether a schema without references has an instance; ``holds`` decides for those within it."""
+        stated = schema.keys() & ASSERTING
+        if stated & set(_UNSURE):
             return False
-        if "anyOf" in said:
-            return said <= {"anyOf", "type"} and any(holds(_of_type(part, schema)) for part in schema["anyOf"])
-        if said & {"enum", "const"}:
+        if "anyOf" in stated:
+            return stated <= {"anyOf", "type"} and any(holds(_of_type(part, schema)) for part in schema["anyOf"])
+        if stated & {"enum", "const"}:
             values = schema["enum"] if "enum" in schema else [schema["const"]]
-            return len(said - {"type"}) == 1 and any(kind_of(value) & kinds(schema) for value in values)
+            return len(stated - {"type"}) == 1 and any(kind_of(value) & kinds(schema) for value in values)
         return any(_BY_KIND[kind](schema, holds) for kind in kinds(schema))
 
 
 def merge(parts: Sequence[Any]) -> Schema | None:
-    """Return one schema for what several say together; None where that is not simple."""
+    """Return one schema for several that hold together; None where that is not simple."""
     if not all(isinstance(part, dict) for part in parts):
         return None
-    said = [part for part in parts if part.keys() & ASSERTING]
-    if len(said) == 1:
-        return dict(said[0])
+    asserting = [part for part in parts if part.keys() & ASSERTING]
+    if len(asserting) == 1:
+        return dict(asserting[0])
     merged: Schema = {
         "properties": {},
         "required": [],
-        "type": sorted(frozenset(_BY_KIND).intersection(*map(kinds, said))),
+        "type": sorted(frozenset(_BY_KIND).intersection(*map(kinds, asserting))),
     }
-    for part in said:
+    for part in asserting:
         if part.keys() & ASSERTING - {"properties", "required", "type"}:
             return None
         for name, value in part.get("properties", {}).items():
@@ -117,14 +117,14 @@ def merge(parts: Sequence[Any]) -> Schema | None:
 
 
 def kinds(schema: Schema) -> frozenset[str]:
-    """The types that ``type`` allows; ``number`` with ``integer``, which it contains."""
+    """Return the types that ``type`` allows; ``number`` with ``integer``, which it contains."""
     named = schema.get("type", list(_BY_KIND))
     known = {named} if isinstance(named, str) else set(named)
     return frozenset((known | ({"integer"} if "number" in known else set())) & _BY_KIND.keys())
 
 
 def kind_of(value: Any) -> frozenset[str]:
-    """The types of a value."""
+    """Return the types of a value."""
     if isinstance(value, bool):
         return frozenset(("boolean",))
     if isinstance(value, int | float):
@@ -138,12 +138,12 @@ def _of_type(part: Any, schema: Schema) -> Any:
 
 
 def _ends(path: Sequence[Any], schema: Any) -> bool:
-    """Whether a place only says that nothing more may come."""
+    """Return whether a place only forbids anything more."""
     return schema is False and path[0] in ("additionalProperties", "unevaluatedProperties", "items")
 
 
 def _has_room(schema: Any) -> bool:
-    """Whether a list can have every item that its schema describes."""
+    """Return whether a list can have every item that its schema describes."""
     if not isinstance(schema, dict) or "maxItems" not in schema:
         return True
     return bool(schema["maxItems"] > len(schema.get("prefixItems", ())))

@@ -1,4 +1,4 @@
-"""Tags that tell the members of a union apart: where a schema names one, each member has to say it."""
+"""Require the tags of unions: where a schema names the property that distinguishes its members, each must have it."""
 
 from __future__ import annotations
 

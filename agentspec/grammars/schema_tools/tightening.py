@@ -1,4 +1,4 @@
-"""JSON Schemas with what a grammar engine would let through: days of no calendar, and declared keys in escapes."""
+"""Forbid in JSON Schemas what a grammar engine would let through: invalid dates, and declared keys in escapes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DATE = (
 _ZONE = r"(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 _TIME = rf"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{{1,6}})?{_ZONE}"
 PATTERNS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
-"""What Python's ``datetime`` reads of a format: years from 1 on, no leap seconds."""
+"""The part of a format that Python's ``datetime`` reads: years from 1 on, no leap seconds."""
 
 NAMES = 200
 """Declared properties of an object whose other keys are held to one form."""
@@ -35,17 +35,17 @@ _ALONE = {
     "discriminator",
     *DEFINITIONS,
 }
-"""Keywords that say nothing of names beside the schema that they hold or refer to."""
+"""Keywords that assert nothing of names beside the schema that they hold or refer to."""
 
 _CONTROLS = r"\x00-\x1f\x7f"
 _CLASS = re.compile(r"\\.|\[\^(?P<members>(?:\\.|[^\]\\])+)\]", re.DOTALL)
 
 
 def tightened(schema: Any) -> Any:
-    """Return a schema that holds an engine to the calendar, and to keys that are written in one way.
+    r"""Return a schema that restricts an engine to valid dates, and to keys that are written in one way.
 
-    llguidance lets a key that no property declares be written with escapes (``"\\u0061"``), so that it may spell one
-    that is declared. In the strings of a pattern it does not.
+    llguidance allows escapes (``"\u0061"``) in a key that no property declares, so that it may spell a declared one.
+    In the strings of a pattern it does not.
     """
     joined = _joined(schema)
 
@@ -78,7 +78,7 @@ def _joined(root: Any) -> set[int]:
 
 
 def _join(schema: Schema, root: Any, joined: set[int]) -> None:
-    """Add a schema and all within it: what two parts say of one property is joined too."""
+    """Add a schema and all within it: two schemas of one property are joined too."""
     unseen = [schema]
     while unseen:
         part = unseen.pop()
@@ -88,19 +88,22 @@ def _join(schema: Schema, root: Any, joined: set[int]) -> None:
 
 
 def _in_place(schema: Schema, root: Any) -> list[Any]:
-    """Return the schemas that speak of the value of a schema: its parts in place, and what it refers to."""
+    """Return the schemas of the same value: the parts in place, and the one referred to."""
     parts = [part for path, part in subschemas(schema) if path[0] in IN_PLACE]
     return [*parts, target(root, schema["$ref"])] if "$ref" in schema else parts
 
 
 def _with_safe_classes(schema: dict[str, Any]) -> dict[str, Any]:
-    """A class with control characters and without ``"`` or ``\\`` lets llguidance (1.9.1) write these as escapes."""
+    r"""Return a schema whose patterns exclude control characters from classes that exclude ``"`` or ``\``.
+
+    A class with control characters and without ``"`` or ``\`` lets llguidance (1.9.1) write these as escapes.
+    """
     pattern, patterns = schema.get("pattern"), schema.get("patternProperties")
     changed: dict[str, Any] = {}
     if isinstance(pattern, str):
         changed["pattern"] = _CLASS.sub(_without_controls, pattern)
     if isinstance(patterns, dict):
-        changed["patternProperties"] = {_CLASS.sub(_without_controls, name): said for name, said in patterns.items()}
+        changed["patternProperties"] = {_CLASS.sub(_without_controls, name): part for name, part in patterns.items()}
     return {**schema, **changed}
 
 
@@ -139,7 +142,7 @@ def other_than(texts: Iterable[str]) -> str:
 
 
 def _other_than(texts: list[str]) -> str:
-    """Texts that are none of the given ones, by their first character."""
+    """Write the texts that are none of the given ones, by their first character."""
     branches: dict[str, list[str]] = {}
     for text in texts:
         if text:

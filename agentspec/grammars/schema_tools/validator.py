@@ -1,4 +1,4 @@
-"""Texts against their JSON Schema, by ``jsonschema``: the check behind a grammar that could not express all of it."""
+"""Validate texts against their JSON Schema, by ``jsonschema``, where a grammar could not express all of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentspec.grammars.schema_tools.formats import CHECKS
 
 
 def validator(schema: str) -> Callable[[str], str | None]:
-    """Return a function that says why a text is no instance of a JSON Schema; None where it is one.
+    """Return a function from a text to the reason why it is no instance of a JSON Schema; None where it is one.
 
     Patterns are those of ECMA 262, multiples are decimal, all formats of JSON Schema are checked, and an object that
     repeats a key is no instance.
@@ -24,9 +24,9 @@ def validator(schema: str) -> Callable[[str], str | None]:
         schema: JSON, in the dialect that its ``$schema`` declares, 2020-12 where it declares none.
 
     Raises:
-        GrammarError: for a schema that is none.
+        GrammarError: for an invalid schema.
     """
-    import jsonschema  # here, for texts without a schema are most of them
+    import jsonschema  # slow, and most requests have no schema
     import jsonschema_specifications
     import referencing.exceptions
 
@@ -79,8 +79,8 @@ def without_unresolvable(schema: Any, references: tuple[str, ...]) -> Any:
         return [without_unresolvable(part, references) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    kept = {key: said for key, said in schema.items() if not (key == "$ref" and said in references)}
-    return {key: without_unresolvable(said, references) for key, said in kept.items()}
+    kept = {key: part for key, part in schema.items() if not (key == "$ref" and part in references)}
+    return {key: without_unresolvable(part, references) for key, part in kept.items()}
 
 
 def _references(schema: Any) -> Iterator[str]:
@@ -95,7 +95,7 @@ def parsed(text: str) -> Any:
     """Return the value of a JSON text.
 
     Raises:
-        ValueError: for what is no JSON, and for an object that repeats a key.
+        ValueError: for invalid JSON, and for an object that repeats a key.
     """
     return json.loads(text, object_pairs_hook=_object, parse_constant=_no_number)
 
@@ -132,23 +132,23 @@ def _pattern(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[
 
 def _pattern_properties(validator: Any, patterns: Any, value: Any, schema: Any) -> Iterator[Any]:
     if validator.is_type(value, "object"):
-        for pattern, said in patterns.items():
+        for pattern, subschema in patterns.items():
             for name, part in value.items():
                 if matches(pattern, name):
-                    yield from validator.descend(part, said, path=name, schema_path=pattern)
+                    yield from validator.descend(part, subschema, path=name, schema_path=pattern)
 
 
-def _additional_properties(validator: Any, said: Any, value: Any, schema: Any) -> Iterator[Any]:
+def _additional_properties(validator: Any, subschema: Any, value: Any, schema: Any) -> Iterator[Any]:
     if not validator.is_type(value, "object"):
         return
     patterns = schema.get("patternProperties", {})
     named = schema.get("properties", {})
     others = [name for name in value if name not in named and not any(matches(p, name) for p in patterns)]
-    if said is False and others:
+    if subschema is False and others:
         yield _problem(f"additional properties are not allowed: {', '.join(map(repr, others))}")
-    elif said is not False:
+    elif subschema is not False:
         for name in others:
-            yield from validator.descend(value[name], said, path=name)
+            yield from validator.descend(value[name], subschema, path=name)
 
 
 def _multiple_of(validator: Any, step: Any, value: Any, schema: Any) -> Iterator[Any]:
@@ -157,7 +157,7 @@ def _multiple_of(validator: Any, step: Any, value: Any, schema: Any) -> Iterator
 
 
 def _is_multiple(value: Any, step: Any) -> bool:
-    """As decimals: 0.3 is a multiple of 0.1."""
+    """Return whether a value is a multiple as decimals: 0.3 is one of 0.1."""
     if not (math.isfinite(value) and step):
         return False
     return (Fraction(repr(value)) / Fraction(repr(step))).denominator == 1

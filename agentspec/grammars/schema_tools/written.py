@@ -1,4 +1,4 @@
-"""The one form in which JSON is written, and the formats that JSON Schema defines."""
+"""Write JSON in one form, and keep the formats that JSON Schema defines."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from agentspec.grammars.schema_tools.positions import DATA, MAPS
 from agentspec.grammars.schema_tools.tightening import tightened
 
 JSON_FORM = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
-"""JSON is written as ``json.dumps`` and chat templates write it, with fixed separators: most structural tokens are then
-forced, no model can loop in white space, and the next turn of a conversation renders to the same ids."""
+"""The form of ``json.dumps`` and of chat templates, with fixed separators. Most structural tokens are then forced, no
+model can loop in white space, and the next turn of a conversation renders to the same ids."""
 
 
 def to_json(value: Any) -> str:
-    """JSON in the one form in which it is written everywhere here: ``", "``, ``": "``, raw UTF-8."""
+    """Write JSON in the form used everywhere here: ``", "``, ``": "``, raw UTF-8."""
     return json.dumps(value, ensure_ascii=False)
 
 

@@ -46,17 +46,17 @@ def _tuple(name: str, value: Any) -> tuple[Any, ...]:
 
 
 def is_whole(value: object) -> bool:
-    """Return whether a value is an integer, and no boolean."""
+    """Whether a value is an integer, and no boolean."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def is_integer(value: object) -> bool:
-    """Return whether a value is an integer that a tensor of ids or counts holds, and no boolean."""
+    """Whether a value is an integer that a tensor of ids or counts holds, and no boolean."""
     return is_whole(value) and abs(int(value)) <= MOST  # type: ignore[call-overload]
 
 
 def is_finite(value: object) -> bool:
-    """Return whether a value is a finite real number, and no boolean."""
+    """Whether a value is a finite real number, and no boolean."""
     try:
         return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:  # an integer beyond the largest float
@@ -64,7 +64,7 @@ def is_finite(value: object) -> bool:
 
 
 def is_number(value: object) -> bool:
-    """Return whether a value is a real number that is 0 or a normal float32, and no boolean."""
+    """Whether a value is a real number that is 0 or a normal float32, and no boolean."""
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
         return False
     try:

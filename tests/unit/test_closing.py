@@ -75,7 +75,7 @@ def test_closing_takes_no_declared_property_away(seed: int) -> None:
             if not left and (found or not known):
                 break
         assert found or not known, f"empty: {written}"
-        assert not left, f"{left} can no longer be said: {written}"
+        assert not left, f"{left} can no longer occur: {written}"
 
 
 @pytest.mark.parametrize("seed", range(8 * SWEEPS))
@@ -103,7 +103,7 @@ def test_the_grammar_of_a_closed_schema_says_every_declared_property(compiler: C
             named = set(named_paths(value, schema, schema))
             if named & left and takes(matcher, value):
                 left -= named
-        assert not left, f"{left} cannot be said: {json.dumps([schema, shut])}"
+        assert not left, f"{left} cannot occur: {json.dumps([schema, shut])}"
     assert compiled
 
 

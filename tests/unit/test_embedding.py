@@ -145,8 +145,8 @@ def test_parameters_mean_the_same_in_every_dialect(
     is_last = keys is not None or dialect == "harmony"  # beside the answer's
     written = _schemas(Grammar.tools([tool], required=False, final=final, form=form).source)[-1 if is_last else 0]
     for value, wanted in ((right, isinstance(right, dict)), (wrong, False)):
-        said = value if keys is None else {keys[0]: "f", keys[1]: value}
-        assert validator({k: v for k, v in written.items() if k != "x-guidance"}).is_valid(said) is wanted
+        instance = value if keys is None else {keys[0]: "f", keys[1]: value}
+        assert validator({k: v for k, v in written.items() if k != "x-guidance"}).is_valid(instance) is wanted
 
 
 def test_two_tools_and_an_answer_share_no_definition() -> None:

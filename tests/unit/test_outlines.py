@@ -119,11 +119,11 @@ def test_masks_are_those_of_an_index_of_outlines_core(regex: str, written: list[
         found = np.flatnonzero(trie.legal(automaton, state)).tolist()
         assert found == sorted(i for i in row if i < eos)
         for token in found[:: max(1, len(found) // 20)]:
-            behind = automaton.after(state, written[token] or b"")
-            assert bool(automaton.finals[behind]) == index.is_final_state(row[token])
-            if behind not in seen:
-                seen.add(behind)
-                todo.append((behind, moves.get(row[token], {})))
+            after = automaton.after(state, written[token] or b"")
+            assert bool(automaton.finals[after]) == index.is_final_state(row[token])
+            if after not in seen:
+                seen.add(after)
+                todo.append((after, moves.get(row[token], {})))
     assert seen
 
 
@@ -204,7 +204,7 @@ def test_a_grammar_is_compiled_once_on_a_machine(tmp_path: Path, monkeypatch: py
     assert np.array_equal(again.moves, made.moves)
 
 
-def test_what_another_version_or_nobody_wrote_is_compiled_again(
+def test_an_entry_of_another_version_or_a_damaged_one_is_compiled_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = DiskCache(tmp_path / "cache")

@@ -1,4 +1,4 @@
-"""The check behind a grammar: decimal multiples, patterns of ECMA 262, all formats, no repeated keys."""
+"""The check that completes a grammar: decimal multiples, patterns of ECMA 262, all formats, no repeated keys."""
 
 from __future__ import annotations
 

@@ -180,5 +180,5 @@ class OutlinesMatcher(Matcher):
         del self._states[len(self._states) - count :]
 
     def is_accepting(self) -> bool:
-        """Return whether the text so far is a whole sentence of the grammar."""
+        """Whether the text so far is a whole sentence of the grammar."""
         return bool(self._compiled.automaton.finals[self._states[-1]])

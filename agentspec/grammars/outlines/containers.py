@@ -163,7 +163,7 @@ def _matches(source: str, name: str, place: str) -> bool:
 
 
 def _is_name(name: str, names: Any, place: str) -> bool:
-    """Return whether ``propertyNames`` allows a name."""
+    """Whether ``propertyNames`` allows a name."""
     if isinstance(names, bool):
         return names
     known = {k: v for k, v in names.items() if k in ("pattern", "enum", "minLength", "maxLength", "type")}

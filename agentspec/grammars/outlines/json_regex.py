@@ -7,7 +7,7 @@ written as ``json.dumps`` writes it, and a ``format`` is what ``formats.py`` def
 
 outlines-core has such a writer too (``json_schema.build_regex_from_schema``). This one stays for two reasons. It serves
 13 of 400 real schemas (3.2 %) that llguidance refuses, for ``oneOf``, ``propertyNames``, ``dependencies``, ``not``,
-counted properties and ``if``; 9 of them accept every valid instance. Behind a sound guard outlines-core would serve few
+counted properties and ``if``; 9 of them accept every valid instance. With a sound guard outlines-core would serve few
 of these or none: beside ``properties`` version 0.2.14 drops such keywords, and it reads ``oneOf`` as ``anyOf``. It also
 drops bounds of numbers, ``multipleOf`` and ``uniqueItems``. It leaves names and patterns unquoted, and its ``uri`` and
 ``email`` match broken JSON.
@@ -78,7 +78,7 @@ class Writer:
         self.dialect = named.rstrip("#") if isinstance(named, str) else ""
         self._written = 0
         if self.dialect == _DRAFT_3:
-            refuse("draft 3, where a property says itself whether it is required,", "#")
+            refuse("draft 3, where a boolean makes a property required,", "#")
 
     def value(self, schema: Any, place: str, inside: tuple[str, ...]) -> str:
         """Write the values of a schema."""

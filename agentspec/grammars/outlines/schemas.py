@@ -185,12 +185,12 @@ def subtract(schema: Schema, other: Any, resolve: Resolve, place: str) -> Schema
 
 
 def _is_plain_object(schema: Schema) -> bool:
-    """Return whether its properties are all that its objects hold."""
+    """Whether its properties are all that its objects hold."""
     return "properties" in schema and not schema.keys() & ({*COMBINING, "patternProperties"} - {"type"})
 
 
 def are_disjoint(one: Any, other: Any, resolve: Resolve, place: str) -> bool:
-    """Return whether it is sure that no value is valid under both schemas."""
+    """Whether it is sure that no value is valid under both schemas."""
     one, other = resolve(one, place), resolve(other, place)
     if not isinstance(one, dict) or not isinstance(other, dict):
         return one is False or other is False

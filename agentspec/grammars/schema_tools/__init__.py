@@ -2,8 +2,8 @@
 
 ``positions`` lists where schemas stand in a schema, ``references`` resolves a ``$ref``, and ``checks`` bounds size,
 depth and the values of keywords before any work. ``closing`` closes objects; ``groups`` and ``satisfiable`` decide
-where that is sound. ``written`` defines how JSON is written. ``tightening`` forbids what an engine would let through, and
-``leniency`` leaves out what it cannot express. ``validator`` checks finished texts, by ``formats`` and ``ecma``.
+where that is sound. ``written`` defines how JSON is written. ``tightening`` forbids what an engine would allow wrongly,
+and ``leniency`` leaves out what it cannot express. ``validator`` checks finished texts, by ``formats`` and ``ecma``.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def _refuse(what: str, found: str, limit: str, advice: str) -> None:
 
 
 def _is_draft_3(schema: Schema) -> bool:
-    """Return whether a schema declares draft 3, which engines refuse by name: its keywords have other types."""
+    """Whether a schema declares draft 3, which engines refuse by name: its keywords have other types."""
     return "draft-03" in str(schema.get("$schema"))
 
 
@@ -167,7 +167,7 @@ def _is_asserted(keyword: str) -> bool:
 
 
 def is_text(value: Any) -> bool:
-    """Return whether a value is a string."""
+    """Whether a value is a string."""
     return isinstance(value, str)
 
 

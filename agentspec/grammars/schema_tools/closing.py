@@ -177,7 +177,7 @@ class _Closing:
         return next(name for k in range(len(taken) + 1) if (name := f"{stem}.{k}" if k else stem) not in taken)
 
     def _passes_on(self, schema: Schema) -> bool:
-        """Return whether a schema asserts nothing of objects beside one reference, or the members of one union."""
+        """Whether a schema asserts nothing of objects beside one reference, or the members of one union."""
         stated = schema.keys() & ASSERTING - {"type"}
         if stated == {"$ref"} or (stated == {"allOf"} and len(schema["allOf"]) == 1):
             return True
@@ -186,7 +186,7 @@ class _Closing:
         return stated == {"oneOf"} and self._are_apart(schema)
 
     def _are_apart(self, schema: Schema) -> bool:
-        """Return whether the members of a ``oneOf`` surely exclude each other once closed, each with instances.
+        """Whether the members of a ``oneOf`` surely exclude each other once closed, each with instances.
 
         A closed member excludes another that requires a property which the first does not have. Members also exclude
         each other by different constants for a property that one requires, and by different types.

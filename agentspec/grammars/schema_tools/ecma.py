@@ -35,7 +35,7 @@ _CHARACTERS = {"^": r"\A", "$": r"\Z", ".": r"[^\n]"}
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Return whether a pattern is found in a text.
+    """Whether a pattern is found in a text.
 
     Raises:
         ValueError: for an invalid regular expression.

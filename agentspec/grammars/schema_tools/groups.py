@@ -160,7 +160,7 @@ def _note_parts(group: Group, schema: Schema, is_negated: bool) -> None:
 
 
 def _looks_outside(schema: Schema) -> bool:
-    """Return whether a schema allows a value if and only if it allows the value with properties left out."""
+    """Whether a schema allows a value if and only if it allows the value with properties left out."""
     stated = {keyword for keyword, value in schema.items() if value is not None}
     return stated <= _OUTSIDE and not _holds_objects(schema)
 
@@ -180,7 +180,7 @@ def _holds_objects(schema: Schema) -> bool:
 
 
 def _has_enough(schema: Schema, group: Group, root: Any) -> bool:
-    """Return whether the properties of an object that stands alone surely suffice for its ``minProperties``."""
+    """Whether the properties of an object that stands alone surely suffice for its ``minProperties``."""
     plain = {"type", "properties", "required", "minProperties", "title", "description", "$defs", "definitions"}
     if schema.keys() - plain or group.schemas > 1:
         return False

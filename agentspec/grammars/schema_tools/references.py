@@ -61,7 +61,7 @@ def embedded(schema: Any, at: str) -> Any:
 
     Args:
         schema: a whole document, so ``#`` is this schema.
-        at: the reference to the place where it will stand, ``#/properties/arguments`` say.
+        at: the reference to the place where it will stand, such as ``#/properties/arguments``.
     """
     return _Document(schema, at).rewritten() if isinstance(schema, dict) else schema
 
@@ -152,13 +152,13 @@ class _Document:
         return None if made == schema else made
 
     def _is_dynamic(self, place: tuple[str, ...]) -> bool:
-        """Return whether a schema has a reference that may mean several places, or two references."""
+        """Whether a schema has a reference that may mean several places, or two references."""
         schema = _at(self._root, list(place))
         named = [keyword for keyword in DYNAMIC if keyword in schema]
         return bool(named) and (len(named) > 1 or "$ref" in schema or not self._is_static(named[0], schema[named[0]]))
 
     def _is_static(self, keyword: str, reference: str) -> bool:
-        """Return whether a dynamic reference means the same wherever it is reached from: one place."""
+        """Whether a dynamic reference means the same wherever it is reached from: one place."""
         if keyword == "$recursiveRef":
             return len(self._resources) == 1
         name = reference.partition("#")[2]

@@ -33,7 +33,7 @@ class Satisfiable:
     root: Any
 
     def is_lively(self, schema: Any) -> bool:
-        """Return whether a schema surely has instances, and each property that it names occurs in one."""
+        """Whether a schema surely has instances, and each property that it names occurs in one."""
         left, seen = [schema], set()
         while left:
             part = left.pop()
@@ -49,7 +49,7 @@ class Satisfiable:
         return True
 
     def has_instance(self, schema: Any, inside: frozenset[str] = frozenset(), deep: int = 0) -> bool:
-        """Return whether a schema surely has an instance.
+        """Whether a schema surely has an instance.
 
         Args:
             schema: of the document.
@@ -82,7 +82,7 @@ class Satisfiable:
         return parts, frozenset(seen)
 
     def _holds(self, schema: Schema, holds: Callable[[Any], bool]) -> bool:
-        """Return whether a schema without references has an instance; ``holds`` decides for those within it."""
+        """Whether a schema without references has an instance; ``holds`` decides for those within it."""
         stated = schema.keys() & ASSERTING
         if stated & set(_UNSURE):
             return False
@@ -138,12 +138,12 @@ def _of_type(part: Any, schema: Schema) -> Any:
 
 
 def _ends(path: Sequence[Any], schema: Any) -> bool:
-    """Return whether a place only forbids anything more."""
+    """Whether a place only forbids anything more."""
     return schema is False and path[0] in ("additionalProperties", "unevaluatedProperties", "items")
 
 
 def _has_room(schema: Any) -> bool:
-    """Return whether a list can have every item that its schema describes."""
+    """Whether a list can have every item that its schema describes."""
     if not isinstance(schema, dict) or "maxItems" not in schema:
         return True
     return bool(schema["maxItems"] > len(schema.get("prefixItems", ())))

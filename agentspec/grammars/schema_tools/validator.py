@@ -157,7 +157,7 @@ def _multiple_of(validator: Any, step: Any, value: Any, schema: Any) -> Iterator
 
 
 def _is_multiple(value: Any, step: Any) -> bool:
-    """Return whether a value is a multiple as decimals: 0.3 is one of 0.1."""
+    """Whether a value is a multiple as decimals: 0.3 is one of 0.1."""
     if not (math.isfinite(value) and step):
         return False
     return (Fraction(repr(value)) / Fraction(repr(step))).denominator == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 import typing
 from collections.abc import Mapping
 from typing import Any
@@ -17,8 +18,8 @@ from agentspec import InvalidRequestError
 from agentspec.errors import GrammarError, shown
 from agentspec.grammars.grammar import schema_of
 from agentspec.grammars.schema_tools import to_json
-from agentspec.grammars.schema_tools.checks import EXPECTED, find_misuses, is_text
-from agentspec.grammars.schema_tools.positions import DATA, DEFINITIONS, MAPS
+from agentspec.grammars.schema_tools.checks import EXPECTED, Expected, find_misuses, is_text
+from agentspec.grammars.schema_tools.positions import DATA, DEFINITIONS, LISTS, MAPS
 from agentspec.runtime.tokens import well_formed
 
 Schema = dict[str, Any]
@@ -234,6 +235,13 @@ def told_schema(schema: Any) -> Any:
 
 VALUES = (*DATA, "example")
 """Keywords in which null is a value."""
+CHECKED: dict[str, Expected] = {
+    **{keyword: EXPECTED[keyword] for keyword in (*MAPS, *LISTS, "enum", "required", "items", "not", "$ref")},
+    "type": ("a name or an array of names", lambda value: isinstance(value, str | list)),
+    "description": ("text", is_text),
+    "additionalProperties": ("a schema", lambda value: True),  # no more than its inside is checked here
+}
+"""Keywords that are checked for all tools, also for those that no grammar constrains."""
 
 
 def _without_nulls(value: Any) -> Any:
@@ -259,7 +267,9 @@ def check_keywords_of(tool: str, schema: Any) -> None:
     Raises:
         InvalidRequestError: naming the tool and the keyword.
     """
-    for misuse in find_misuses(schema, {**EXPECTED, "description": ("text", is_text)}):
+    for misuse in find_misuses(schema, CHECKED):
+        if any(keyword == "items" and isinstance(index, int) for keyword, index in itertools.pairwise(misuse.path)):
+            continue  # a list of items is left to the grammar: drafts differ in its meaning
         place = ".".join(("parameters", *map(str, misuse.path)))
         if misuse.keyword is None:
             raise InvalidRequestError(f"The tool {tool!r}: {place} must be a JSON Schema, got {shown(misuse.value)}.")

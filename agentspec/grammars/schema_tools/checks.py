@@ -127,7 +127,7 @@ def find_misuses(schema: Any, expected: Mapping[str, Expected] | None = None) ->
 
     Args:
         schema: to look through, references not followed.
-        expected: the type of each keyword's value; None for ``EXPECTED``.
+        expected: the keywords to check and to descend into, with the type of their values; None for ``EXPECTED``.
     """
     known = EXPECTED if expected is None else expected
     unseen: list[tuple[tuple[int | str, ...], Any]] = [((), schema)]
@@ -137,7 +137,9 @@ def find_misuses(schema: Any, expected: Mapping[str, Expected] | None = None) ->
             for keyword, value in part.items():
                 if keyword in known and not known[keyword][1](value):
                     yield Misuse(path, keyword, value, known[keyword][0])
-            unseen += [((*path, *step), inner) for step, inner in subschemas(part)][::-1]
+            # A keyword that holds one schema was checked above, so only objects are left to descend into.
+            inner = [(step, value) for step, value in subschemas(part) if len(step) > 1 or isinstance(value, dict)]
+            unseen += [((*path, *step), value) for step, value in inner if step[0] in known][::-1]
         elif not isinstance(part, bool):
             yield Misuse(path, None, part, "a schema: an object, true or false")
 

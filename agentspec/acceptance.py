@@ -16,10 +16,11 @@ from agentspec.batch import Batch
 from agentspec.drafters.draft import Draft, DraftRow
 from agentspec.errors import InvalidRequestError
 from agentspec.grammars import GrammarCursor
+from agentspec.models import Logits
 from agentspec.rng import Acceptance, Role, SequenceRng
 from agentspec.runtime.phase_timer import PhaseTimer
 from agentspec.runtime.tokens import NO_TOKEN, common_prefix
-from agentspec.sampling import adjusted, best_legal, best_tokens, warped, why_no_token
+from agentspec.sampling import argmax_tokens, explain_no_token, masked_argmax, processed_logits, warped_logits
 from agentspec.stats import FORCED, RowStats
 
 
@@ -60,10 +61,9 @@ class Accepted:
 def accept(
     batch: Batch,
     draft: Draft,
-    logits: Tensor,
+    logits: Logits,
     cursor: GrammarCursor,
     rules: Mapping[Acceptance, Rule],
-    argmax_of: Callable[[Tensor], list[list[int]] | None] | None = None,
 ) -> Accepted:
     """Decide which drafted tokens stay, and what comes after them.
 
@@ -75,21 +75,22 @@ def accept(
         logits: ``[B, K+1, V]``, the target's at every drafted position and after the last.
         cursor: of this round.
         rules: by their names.
-        argmax_of: returns the argmax of logits where the target has found it already.
 
     Raises:
         InvalidRequestError: where a row's first token has no distribution to be drawn from.
     """
     draft = _with_forced(draft, cursor)
     prefixes = batch.prefixes(draft.row_tokens)
+    values = logits.values
     if batch.needs_probs:
-        p_logits = warped(logits, batch.params, cursor.masks(draft.row_tokens), prefixes)
+        p_logits = warped_logits(values, batch.params, cursor.masks(draft.row_tokens), prefixes, batch.kernels)
         p = p_logits.softmax(-1)  # as ``warp``
         verification = rules[batch.acceptance](p, draft, batch.rng)
-        return Accepted(draft, _new_tokens(verification, draft, p, logits), logits, p_logits)
-    processed = adjusted(logits, batch.params, prefixes)
-    known = None if argmax_of is None else argmax_of(processed)
-    return Accepted(draft, accept_argmax(processed, known or best_tokens(processed), draft, cursor), logits, None)
+        return Accepted(draft, _new_tokens(verification, draft, p, values), values, p_logits)
+    processed = processed_logits(values, batch.params, prefixes)
+    known = logits.argmax if processed is values else None
+    argmax = argmax_tokens(processed) if known is None else known
+    return Accepted(draft, accept_argmax(processed, argmax, draft, cursor), values, None)
 
 
 def _with_forced(draft: Draft, cursor: GrammarCursor) -> Draft:
@@ -126,7 +127,7 @@ def _emitted(accepted: list[int], token: int, logits: Tensor) -> list[int]:
     if token != NO_TOKEN:
         return [*accepted, token]
     if not accepted:
-        raise InvalidRequestError(why_no_token(logits[0]))
+        raise InvalidRequestError(explain_no_token(logits[0]))
     return accepted
 
 
@@ -187,7 +188,7 @@ def _masked_argmax(logits: Tensor, argmax: int, cursor: GrammarCursor, row: int,
     if cursor.try_consume(row, argmax):
         return argmax
     mask = cursor.token_mask(row)
-    return argmax if mask is None else best_legal(logits[row, len(accepted)], mask)
+    return argmax if mask is None else masked_argmax(logits[row, len(accepted)], mask)
 
 
 def commit(batch: Batch, accepted: Accepted, cursor: GrammarCursor, timer: PhaseTimer) -> tuple[RowStats, ...]:

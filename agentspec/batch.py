@@ -8,6 +8,7 @@ from collections.abc import Sequence as SequenceOf
 import torch
 from torch import Tensor
 
+from agentspec.models.backends.sampling import TORCH, SamplingKernels
 from agentspec.rng import RNGS, Acceptance, SequenceRng
 from agentspec.runtime.phase_timer import PhaseTimer
 from agentspec.sampling import Prefix, log_probs
@@ -21,13 +22,20 @@ class Batch:
         sequences: unfinished, all of one acceptance rule.
         device: where the tensors of the round live.
         rng: the randomness; by default that of the sequences' seeds and rule.
+        kernels: draw tokens and filter logits.
+        vocab_size: ids from this on are no tokens, though the target's head may be padded; None for all of its logits.
 
     Raises:
         ValueError: for sequences of both rules.
     """
 
     def __init__(
-        self, sequences: SequenceOf[Sequence], device: torch.device | str = "cpu", rng: SequenceRng | None = None
+        self,
+        sequences: SequenceOf[Sequence],
+        device: torch.device | str = "cpu",
+        rng: SequenceRng | None = None,
+        kernels: SamplingKernels = TORCH,
+        vocab_size: int | None = None,
     ) -> None:
         self.sequences = list(sequences)
         self.acceptance: Acceptance = self.sequences[0].acceptance
@@ -35,6 +43,8 @@ class Batch:
             raise ValueError("The sequences of a batch must share one acceptance rule; got both.")
         self.params = [s.params for s in self.sequences]
         self.device = device
+        self.kernels = kernels
+        self.vocab_size = vocab_size
         self._rng = rng
 
     def __len__(self) -> int:
@@ -44,7 +54,7 @@ class Batch:
     def rng(self) -> SequenceRng:
         """The randomness of the round."""
         seeds, lengths = [s.seed for s in self.sequences], [s.length for s in self.sequences]
-        return self._rng or RNGS[self.acceptance](seeds, lengths, self.device)
+        return self._rng or RNGS[self.acceptance](seeds, lengths, self.device, self.kernels)
 
     @property
     def needs_probs(self) -> bool:

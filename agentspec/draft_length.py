@@ -19,7 +19,7 @@ from agentspec.acceptance_rates import AcceptanceRates
 from agentspec.batch import Batch
 from agentspec.drafters import Draft, DraftBudget, Drafter, DraftRow
 from agentspec.errors import InvalidRequestError, shown
-from agentspec.models import LanguageModel
+from agentspec.models import LanguageModel, as_language_model
 from agentspec.models.pass_cost import PassCost, measured
 from agentspec.runtime.phase_timer import PhaseTimer
 from agentspec.sequence import Sequence as TokenSequence
@@ -221,5 +221,5 @@ def draft_length_for(
     from agentspec.runtime.cache import DiskCache  # here, so that a fixed gamma does without diskcache
 
     cache = DiskCache()
-    drafts = {name: measured(model, cache) for name, model in drafter.models().items()}
+    drafts = {name: measured(as_language_model(model), cache) for name, model in drafter.models().items()}
     return Auto(measured(target, cache), drafts)

@@ -8,6 +8,7 @@ draft a row has q = 0, for which the bonus token *is* the token drawn from the r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -19,9 +20,10 @@ from agentspec.draft_length import DraftLength, draft_length_for
 from agentspec.drafters import Draft, Drafter, as_drafter
 from agentspec.errors import InvalidRequestError, shown
 from agentspec.grammars import GrammarCursor
-from agentspec.models import BestModel, CachingModel, LanguageModel, fits_any_threads
+from agentspec.models import LanguageModel, as_language_model
 from agentspec.rng import RNGS, Acceptance, Role, SequenceRng
 from agentspec.runtime.phase_timer import PhaseTimer
+from agentspec.sequence import Sequence as TokenSequence
 from agentspec.stats import ROUND_PHASES, RoundStats, RowStats
 
 
@@ -75,21 +77,34 @@ class SpeculativeDecoder:
     ) -> None:
         if acceptance not in RNGS:
             raise InvalidRequestError(f"acceptance must be one of {sorted(RNGS)}, got {shown(acceptance)}.")
-        self.target = target
-        self._argmax_of = target.best_of if isinstance(target, BestModel) else None
+        self.target = as_language_model(target)
         self.drafter = as_drafter(drafter)
-        self.draft_length = draft_length_for(gamma, target, self.drafter)
+        self.draft_length = draft_length_for(gamma, self.target, self.drafter)
         self.acceptance: Acceptance = acceptance
 
     @property
     def device(self) -> torch.device:
         """The device of the target's logits."""
-        return torch.device(getattr(self.target, "device", "cpu"))
+        return self.target.device
+
+    @property
+    def draft_models(self) -> list[LanguageModel]:
+        """The models that tokens are drawn from."""
+        return [as_language_model(model) for model in self.drafter.models().values()]
 
     @property
     def fits_any_threads(self) -> bool:
         """Whether the models' logits are the same on any number of threads, bit for bit."""
-        return all(map(fits_any_threads, (self.target, *self.drafter.models().values())))
+        return all(model.fits_any_threads for model in (self.target, *self.draft_models))
+
+    def batch(self, sequences: Sequence[TokenSequence], vocab_size: int | None = None) -> Batch:
+        """Return sequences of one acceptance rule as a batch for ``round``.
+
+        Args:
+            sequences: unfinished.
+            vocab_size: ids from this on are no tokens; None for all that the target has logits of.
+        """
+        return Batch(sequences, self.device, kernels=self.target.sampling_kernels, vocab_size=vocab_size)
 
     def round(self, batch: Batch) -> RoundStats:
         """Play one round: draft, one target pass, acceptance, commit. Every row gains at least one token.
@@ -105,15 +120,18 @@ class SpeculativeDecoder:
 
     def _play(self, batch: Batch, timer: PhaseTimer) -> tuple[tuple[RowStats, ...], int]:
         """Return the rows of a round, and the width of the target's pass."""
-        cursor = GrammarCursor(batch.sequences, self.target.vocab_size, batch.device, timer)
+        vocab_size = min(batch.vocab_size or self.target.vocab_size, self.target.vocab_size)
+        cursor = GrammarCursor(batch.sequences, vocab_size, batch.device, timer)
         try:
             with timer("draft"):
                 proposed = self.drafter.propose(batch, self.draft_length(batch), cursor)  # x_1 .. x_gamma from q
                 draft = self.draft_length.trim(batch, proposed)
             with timer("verify"):
                 contexts, last = batch.contexts(draft.row_tokens), [n + 1 for n in draft.lengths]
-                logits = self.target.next_logits(contexts, last)  # at all drafted positions, in one pass
-            accepted = accept(batch, draft, logits, cursor, VERIFY, self._argmax_of)
+                logits = self.target.next_logits(contexts, last).limit(
+                    vocab_size
+                )  # at all drafted positions, in one pass
+            accepted = accept(batch, draft, logits, cursor, VERIFY)
             self.draft_length.learn(batch, proposed, accepted, timer)
             return commit(batch, accepted, cursor, timer), draft.width + 1
         finally:
@@ -127,7 +145,7 @@ class SpeculativeDecoder:
         """
         timer, known = PhaseTimer.on(self.device), [context for context in contexts if context]
         with timer("prefill"):
-            if known and isinstance(self.target, CachingModel):
+            if known and self.target.is_cached:
                 self.target.next_logits(known, [0] * len(known))
         with timer("draft_prefill"):
             if known:

@@ -217,7 +217,7 @@ class _Comparison:
         contexts, last = [self.known[name][0][:length] for name, length, _ in asked], [count for *_, count in asked]
         if draft:
             contexts[0], last[0] = contexts[0] + draft, last[0] + len(draft)
-        found = self.lm.next_logits(contexts, last)
+        found = self.lm.next_logits(contexts, last).values
         for row, (name, length, count) in enumerate(asked):
             self.compare(found[row, :count], self.known[name][1][length - count : length])
 

@@ -37,6 +37,7 @@ from agentspec import (
 from agentspec.drafters import NoDrafter
 from agentspec.grammars.matcher import Matcher
 from agentspec.grammars.token_mask import PackedMasks, TokenMask
+from agentspec.models.backends.sampling import TORCH, SamplingKernels
 from agentspec.rng import Role, SequenceRng
 from agentspec.sampling import Prefix, warp
 
@@ -47,14 +48,21 @@ Joint = dict[tuple[Text, ...], float]
 
 
 class TableModel:
-    """A language model whose logits are a fixed pseudo-random function of the last ``order`` tokens (float64)."""
+    """A language model whose logits are a fixed pseudo-random function of the last ``order`` tokens."""
 
-    def __init__(self, vocab_size: int = 3, seed: int = 0, order: int = 2, spread: float = 1.5) -> None:
+    def __init__(
+        self,
+        vocab_size: int = 3,
+        seed: int = 0,
+        order: int = 2,
+        spread: float = 1.5,
+        dtype: torch.dtype = torch.float64,
+    ) -> None:
         self.vocab_size = vocab_size
         self._order = order
         generator = torch.Generator().manual_seed(seed)
         shape = (vocab_size + 1,) * order + (vocab_size,)
-        self._table = torch.randn(shape, generator=generator, dtype=torch.float64) * spread
+        self._table = torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) * spread
         self.calls = 0
 
     def logits(self, context: list[int]) -> Tensor:
@@ -64,7 +72,7 @@ class TableModel:
     def next_logits(self, contexts: SequenceOf[list[int]], last: SequenceOf[int]) -> Tensor:
         self.calls += 1
         # Padding has a distribution of its own (uniform): code that reads it draws other tokens.
-        out = torch.zeros(len(contexts), max(last), self.vocab_size, dtype=torch.float64)
+        out = torch.zeros(len(contexts), max(last), self.vocab_size, dtype=self._table.dtype)
         at = [(b, k) for b, n in enumerate(last) for k in range(n)]
         if at:
             ends = [len(contexts[b]) - last[b] + 1 + k for b, k in at]
@@ -133,14 +141,16 @@ class EnumeratingRng(SequenceRng):
     """Uniforms that take, one run after the other, every value that matters.
 
     The unit interval is split at the edges of the decision; a cell is played by its left end with its width as the
-    probability. The left ends are where ``<`` and ``<=`` differ, 0 included. Every number is independent of every
-    other, so it is an error to ask for one twice: a ``SequenceRng`` would answer with the same number.
+    probability. The left ends are where ``<`` and ``<=`` differ, 0 included. Native draws add up shares in another
+    order, so that edges differ in their last bits: there a cell of a draw is played by its middle.
+    Every number is independent of every other, so it is an error to ask for one twice: a ``SequenceRng`` would answer
+    with the same number.
     """
 
     needs_edges = True
 
-    def __init__(self, rows: int, branches: _Branches) -> None:
-        super().__init__([0] * rows, [0] * rows)
+    def __init__(self, rows: int, branches: _Branches, kernels: SamplingKernels = TORCH) -> None:
+        super().__init__([0] * rows, [0] * rows, "cpu", kernels)
         self._branches = branches
         self._rows = list(range(rows))
         self._asked: set[tuple[int, Role, int]] = set()
@@ -152,7 +162,8 @@ class EnumeratingRng(SequenceRng):
                 assert (row, role, offset) not in self._asked, "one random number for two decisions"
                 self._asked.add((row, role, offset))
         rows = edges.double().reshape(*offsets.shape, edges.numel() // max(offsets.numel(), 1))
-        cells = [self._cell(row) for row in rows.flatten(0, -2).tolist()]
+        place = 0.0 if role is Role.ACCEPT or self._kernels is TORCH else 0.5
+        cells = [self._cell(row, place) for row in rows.flatten(0, -2).tolist()]
         return torch.tensor(cells, dtype=torch.float64).view(offsets.shape)
 
     def select(self, rows: list[int]) -> SequenceRng:
@@ -160,14 +171,18 @@ class EnumeratingRng(SequenceRng):
         chosen._rows = [self._rows[row] for row in rows]
         return chosen
 
-    def _cell(self, edges: list[float]) -> float:
+    def _cell(self, edges: list[float], place: float) -> float:
         inside = sorted({0.0, *(e for e in edges if 0 < e < 1)})
         widths = [right - left for left, right in itertools.pairwise([*inside, 1.0])]
-        return inside[self._branches.choose(widths)]
+        chosen = self._branches.choose(widths)
+        return inside[chosen] + place * widths[chosen]
 
 
 def joint_distribution(
-    play_round: Callable[[Batch], object], starts: SequenceOf[Callable[[], Sequence]], length: int
+    play_round: Callable[[Batch], object],
+    starts: SequenceOf[Callable[[], Sequence]],
+    length: int,
+    kernels: SamplingKernels = TORCH,
 ) -> Joint:
     """Return the exact joint distribution of the texts of several sequences that share rounds.
 
@@ -175,6 +190,7 @@ def joint_distribution(
         play_round: one round of a decoder.
         starts: each makes a fresh sequence.
         length: where the texts are cut; a sequence that reaches it leaves the batch.
+        kernels: draw and filter.
     """
     known: dict[tuple[Text, ...], Joint] = {}
 
@@ -191,7 +207,7 @@ def joint_distribution(
         for _ in branches.runs():
             sequences = resumed(emitted)
             playing = live(sequences)
-            play_round(Batch(playing, rng=EnumeratingRng(len(playing), branches)))
+            play_round(Batch(playing, rng=EnumeratingRng(len(playing), branches, kernels), kernels=kernels))
             for texts, rest in distribution_after(tuple(tuple(s.tokens) for s in sequences)).items():
                 total[texts] += branches.probability * rest
         return dict(total)
@@ -304,9 +320,11 @@ class Task:
         ends = frozenset([self.vocab_size - 1])
         return Sequence(self.prompt, self.params(setting), matcher=matcher, end_tokens=ends, **how)
 
-    def emitted(self, play_round: Callable[[Batch], object], setting: str) -> Distribution:
+    def emitted(
+        self, play_round: Callable[[Batch], object], setting: str, kernels: SamplingKernels = TORCH
+    ) -> Distribution:
         """Return the exact distribution of what rounds emit."""
-        joint = joint_distribution(play_round, [lambda: self.start(setting)], self.length)
+        joint = joint_distribution(play_round, [lambda: self.start(setting)], self.length, kernels)
         return {text: probability for (text,), probability in joint.items()}
 
     def plain(self, target: TableModel, setting: str) -> Distribution:
@@ -322,9 +340,10 @@ TASKS = {
 }
 
 
-def table_models(task: Task, seed: int) -> tuple[TableModel, TableModel]:
+def table_models(task: Task, seed: int, dtype: torch.dtype = torch.float64) -> tuple[TableModel, TableModel]:
     """A target and a draft that disagree."""
-    return TableModel(task.vocab_size, seed=2 * seed), TableModel(task.vocab_size, seed=2 * seed + 1)
+    target, draft = (TableModel(task.vocab_size, seed=2 * seed + k, dtype=dtype) for k in range(2))
+    return target, draft
 
 
 def drafters(target: TableModel, draft: TableModel) -> dict[str, Drafter]:

@@ -82,7 +82,7 @@ def _difference(engine: LocalEngine, request: Request, plain: Sequence[int], fou
     if place >= min(len(plain), len(found)):
         return f"DIFFERS: {len(plain)} tokens plainly, {len(found)} speculatively"
     context = [*request.prompt, *plain[:place]]
-    logits = engine.decoder.target.next_logits([context], [1])[0, 0]
+    logits = engine.decoder.target.next_logits([context], [1]).values[0, 0]
     gap = float(logits[plain[place]] - logits[found[place]])
     words = [engine.tokenizer.decode([ids[place]]) for ids in (plain, found)]
     return f"DIFFERS at token {place}: {words[0]!r} plainly, {words[1]!r} speculatively; their logits by {gap:.2g}"
@@ -94,7 +94,7 @@ def _check_logits(engine: LocalEngine, task: Task, tokens: int) -> tuple[str, bo
     request = task.request(engine, SamplingParams(temperature=0, max_tokens=tokens))
     context = [*request.prompt, *_ids(engine, request, gamma=None)]
     last = min(CHECKED, len(context))
-    cached = target.next_logits([context], [last])[0]
+    cached = target.next_logits([context], [last]).values[0]
     with torch.inference_mode():
         whole = target.model(torch.tensor([context], device=target.device)).logits[0, -last:]
     uncached = whole[:, : target.vocab_size].float()

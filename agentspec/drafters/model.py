@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from agentspec.batch import Batch
 from agentspec.drafters import Draft, DraftBudget, Drafter
 from agentspec.grammars import GrammarCursor
-from agentspec.models import CachingModel, LanguageModel, SelectiveModel, max_context
+from agentspec.models import LanguageModel, as_language_model
 from agentspec.rng import Role
 from agentspec.runtime.device import vector
 from agentspec.sampling import warp
@@ -33,9 +33,8 @@ class ModelDrafter(Drafter):
     name = "model"
 
     def __init__(self, model: LanguageModel, *, masked: bool = True) -> None:
-        self.model = model
+        self.model = as_language_model(model)
         self._masked = masked
-        self._limit = max_context(model) or math.inf
 
     def propose(self, batch: Batch, budget: DraftBudget, cursor: GrammarCursor) -> Draft:
         """Draw up to the budget's tokens from q; fewer where an end token was drawn."""
@@ -64,24 +63,22 @@ class ModelDrafter(Drafter):
     def _next_q(self, rows: list[int], batch: Batch, cursor: GrammarCursor) -> Tensor:
         """Return the distribution ``[R, V]`` of the next token of each of these rows."""
         contexts, size = [cursor.context(b) for b in rows], cursor.vocab_size
-        logits = self.model.next_logits(contexts, [1] * len(rows))[..., :size]
+        logits = self.model.next_logits(contexts, [1] * len(rows)).limit(size).values
         logits = pad(logits, (0, size - logits.shape[-1]), value=-math.inf)
         params, prefixes = [batch.params[b] for b in rows], [batch.prefix(b, cursor.tokens(b)) for b in rows]
-        return warp(logits, params, cursor.token_masks(rows) if self._masked else None, prefixes)[:, 0]
+        return warp(logits, params, cursor.token_masks(rows) if self._masked else None, prefixes, batch.kernels)[:, 0]
 
     def prefill(self, contexts: Sequence[list[int]]) -> None:
         """Let the draft model compute the contexts."""
-        known = [context for context in contexts if self._can_read(context, None)]
-        if known and isinstance(self.model, CachingModel):
+        known = [context for context in contexts if self._can_read(context)]
+        if known and self.model.is_cached:
             self.model.next_logits(known, [0] * len(known))
 
     def models(self) -> Mapping[str, LanguageModel]:
         """Return the draft model."""
         return {self.name: self.model}
 
-    def _can_read(self, context: list[int], target_ids: int | None) -> bool:
-        """Whether the context fits the draft model's, and holds no id that only the target has."""
-        if isinstance(self.model, SelectiveModel):
-            return self.model.can_read(context)
-        has_all_ids = target_ids is not None and target_ids <= self.model.vocab_size
-        return len(context) <= self._limit and (has_all_ids or max(context) < self.model.vocab_size)
+    def _can_read(self, context: list[int], target_ids: int | None = None) -> bool:
+        """Return whether the model can read a context of the target's ids, which are below ``target_ids``."""
+        has_all_ids = target_ids is not None and target_ids <= self.model.vocab_size  # sooner than to look at each
+        return (has_all_ids or max(context) < self.model.vocab_size) and self.model.can_read(context)

@@ -15,7 +15,6 @@ from agentspec.engine.request import Request
 from agentspec.errors import ContextOverflowError, EngineStuckError, InvalidRequestError, shown
 from agentspec.grammars import GrammarCompiler, GrammarEngine, Matcher, begin, compiler
 from agentspec.grammars.grammar import Grammar
-from agentspec.models import max_context
 from agentspec.rng import Acceptance, fresh_seed, sample_seed
 from agentspec.runtime.detokenizer import Detokenizer
 from agentspec.runtime.threads import OverdueError, run_apart, stack_of
@@ -35,6 +34,7 @@ class Admission:
         tokenizer: gives text and grammars; None for an engine of ids alone.
         end_tokens: ids that end every sequence.
         grammar_engine: computes the masks of grammars, unless a request names its own.
+        vocab_size: number of ids that are tokens.
     """
 
     def __init__(
@@ -43,8 +43,10 @@ class Admission:
         tokenizer: Any,
         end_tokens: Collection[int],
         grammar_engine: GrammarEngine,
+        vocab_size: int,
     ) -> None:
         self._decoder = decoder
+        self._vocab_size = vocab_size
         self._tokenizer = tokenizer
         self._end_tokens = frozenset(end_tokens)
         self._grammar_engine = grammar_engine
@@ -82,10 +84,10 @@ class Admission:
 
     def _check(self, request: Request) -> int | None:
         """Check that a request can be served; return the model's context length, None without a bound."""
-        params, prompt, vocab_size = request.params, request.prompt, self._decoder.target.vocab_size
+        params, prompt, vocab_size = request.params, request.prompt, self._vocab_size
         if not prompt:
             raise InvalidRequestError("The prompt is empty; a model needs at least one token to continue.")
-        limit = max_context(self._decoder.target)
+        limit = self._decoder.target.max_context
         if limit is not None and len(prompt) >= limit:
             raise ContextOverflowError(
                 f"The prompt has {len(prompt)} tokens and leaves no room in the model's context of {limit}; shorten it."
@@ -131,7 +133,7 @@ class Admission:
             raise InvalidRequestError("Grammars need an engine with a tokenizer.")
         name = request.grammar_engine or self._grammar_engine
         if name not in self._compilers:
-            self._compilers[name] = compiler(self._tokenizer, self._decoder.target.vocab_size, name)
+            self._compilers[name] = compiler(self._tokenizer, self._vocab_size, name)
         if request.validate:
             grammar = dataclasses.replace(grammar, lenient=True)
         return begin(grammar, self._compilers[name], self._tokenizer)

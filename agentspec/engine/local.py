@@ -20,12 +20,8 @@ from agentspec.engine.validation import Check
 from agentspec.engine.waiting import AsyncMailbox, Mailbox, Watch
 from agentspec.errors import InvalidRequestError, shown
 from agentspec.grammars import GrammarEngine
-from agentspec.models import CachingModel, PaddedModel
-from agentspec.models import end_tokens as model_end_tokens
+from agentspec.models import LanguageModel
 from agentspec.speculative import SpeculativeDecoder
-
-UNCACHED_ROWS = 64
-"""Sequences that share a round of a target without a cache."""
 
 
 class LocalEngine:
@@ -56,12 +52,11 @@ class LocalEngine:
         self.tokenizer = tokenizer
         if end_tokens is None:
             # The checkpoint's end tokens count only beside its tokenizer: an engine of ids decodes to max_tokens.
-            end_tokens = () if tokenizer is None else {*_end_tokens(tokenizer), *model_end_tokens(decoder.target)}
-        if tokenizer is not None and isinstance(decoder.target, PaddedModel):
-            decoder.target.narrow(min(decoder.target.vocab_size, max(tokenizer.get_vocab().values()) + 1))
-        self._admission = Admission(decoder, tokenizer, end_tokens, grammar_engine)
-        rows = decoder.target.max_rows if isinstance(decoder.target, CachingModel) else UNCACHED_ROWS
-        self._scheduler = Scheduler(decoder, rows if max_running is None else max_running, max_waiting=max_waiting)
+            end_tokens = () if tokenizer is None else {*_end_tokens(tokenizer), *decoder.target.end_token_ids}
+        vocab_size = _vocab_size(decoder.target, tokenizer)
+        self._admission = Admission(decoder, tokenizer, end_tokens, grammar_engine, vocab_size)
+        running = decoder.target.max_running if max_running is None else max_running
+        self._scheduler = Scheduler(decoder, running, max_waiting=max_waiting, vocab_size=vocab_size)
         self.identity = uuid.uuid4().hex
         """Distinguishes this engine's answers from those of any other, in this process or another."""
         self._finalizer = weakref.finalize(self, self._scheduler.close)
@@ -195,6 +190,12 @@ class _Prepared:
 def _check_seconds(every_s: float) -> None:
     if not isinstance(every_s, int | float) or not every_s >= 0:
         raise InvalidRequestError(f"every_s must be a number of seconds >= 0, got {shown(every_s)}.")
+
+
+def _vocab_size(target: LanguageModel, tokenizer: Any) -> int:
+    """Return how many ids are tokens: a padded head has logits of more than the tokenizer knows."""
+    known = target.vocab_size if tokenizer is None else max(tokenizer.get_vocab().values()) + 1
+    return min(known, target.vocab_size)
 
 
 def _end_tokens(tokenizer: Any) -> list[int]:

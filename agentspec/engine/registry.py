@@ -93,22 +93,23 @@ def load_engine(spec: PairSpec) -> LocalEngine:
         draft_tokenizer = load_tokenizer(spec.draft)
         translation = translate(spec.model, tokenizer, spec.draft, draft_tokenizer)
         draft = _load_model(spec.draft, None, spec)
-        _expect_scores(spec.draft, draft_tokenizer, draft)
+        _check_logits(spec.draft, draft_tokenizer, draft)
         drafters.append(ModelDrafter(draft if translation is None else TranslatedModel(draft, translation)))
     target = _load_model(spec.model, spec.revision, spec)
-    _expect_scores(spec.model, tokenizer, target)
+    target.limit_vocab(_check_logits(spec.model, tokenizer, target))
     _log.info("%s: KV cache of %s", spec.model, target.kv.memory)
     return LocalEngine(SpeculativeDecoder(target, Cascade(drafters), "auto"), tokenizer)
 
 
-def _expect_scores(name: str, tokenizer: Any, model: CausalLM) -> None:
-    """Raise where a tokenizer has ids that its model does not score."""
-    ids = max(tokenizer.get_vocab().values()) + 1
+def _check_logits(name: str, tokenizer: Any, model: CausalLM) -> int:
+    """Return how many ids a tokenizer has; raise where its model has no logits for one of them."""
+    ids: int = max(tokenizer.get_vocab().values()) + 1
     if ids > model.vocab_size:
         raise ModelLoadError(
             f"{name}: the tokenizer has {ids} ids and the model scores {model.vocab_size}; expected a tokenizer of "
             "this model, with no more ids than it scores."
         )
+    return ids
 
 
 def load_tokenizer(name: str, revision: str | None = None) -> Any:

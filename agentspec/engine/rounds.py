@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 
-from agentspec.batch import Batch
 from agentspec.engine.metrics import Meter
 from agentspec.engine.state import SequenceState
 from agentspec.speculative import SpeculativeDecoder
@@ -31,10 +30,12 @@ class Rounds:
     Args:
         decoder: plays a round for a batch.
         meter: counts.
+        vocab_size: ids from this on are no tokens; None for all that the target has logits of.
     """
 
-    def __init__(self, decoder: SpeculativeDecoder, meter: Meter) -> None:
+    def __init__(self, decoder: SpeculativeDecoder, meter: Meter, vocab_size: int | None = None) -> None:
         self._decoder = decoder
+        self._vocab_size = vocab_size
         self._meter = meter
         self._most: int | None = None  # sequences that share a round; None for any number
         self._failed = 0  # so many were too many, or all failed
@@ -79,7 +80,7 @@ class Rounds:
     def _round(self, states: list[SequenceState]) -> BaseException | None:
         """Play one round; sequences with a fault fail with it. Return the exception of a round that was not played."""
         try:
-            stats = self._decoder.round(Batch([state.sequence for state in states], self._decoder.device))
+            stats = self._decoder.round(self._decoder.batch([state.sequence for state in states], self._vocab_size))
         except BaseException as error:
             _fail_faulty(states)
             return error

@@ -52,6 +52,7 @@ class Scheduler:
         max_running: most sequences in a round (batch slots); others wait.
         prefill_tokens: most tokens of new prompts that are computed between two rounds.
         max_waiting: most sequences that wait for a slot.
+        vocab_size: ids from this on are no tokens; None for all that the target has logits of.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Scheduler:
         max_running: int,
         prefill_tokens: int = 256,
         max_waiting: int = MOST_WAITING,
+        vocab_size: int | None = None,
     ) -> None:
         self._decoder = decoder
         self._max_running = max_running
@@ -69,7 +71,7 @@ class Scheduler:
         self._waiting: list[SequenceState] = []
         self._running: list[SequenceState] = []
         self.meter = Meter()
-        self._rounds = Rounds(decoder, self.meter)
+        self._rounds = Rounds(decoder, self.meter, vocab_size)
         self._closed = False
         self._why_closed = _CLOSED
         self.status = WorkerStatus()

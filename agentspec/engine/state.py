@@ -12,7 +12,6 @@ from agentspec.draft_length import DraftLength
 from agentspec.engine.metrics import Meter, outcome_of
 from agentspec.engine.request import Delta
 from agentspec.errors import RequestFailedError, RequestTimeoutError, cut
-from agentspec.models import cached_tokens
 from agentspec.models.pass_cost import PassCost
 from agentspec.runtime.phase_timer import PhaseTimer
 from agentspec.sequence import FinishReason, Sequence
@@ -152,7 +151,7 @@ class SequenceState:
         """
         started = time.perf_counter()
         context = self.sequence.context[:-1]
-        cached = cached_tokens(decoder.target, context)
+        cached = decoder.target.cached_tokens(context)
         if not self._is_known:
             self.stats.cached_tokens, self._is_known = cached, True
             self.stats.draft_cached_tokens = _draft_cached_tokens(decoder, context)
@@ -236,8 +235,7 @@ def _raisable(error: BaseException) -> BaseException:
 
 def _draft_cached_tokens(decoder: SpeculativeDecoder, context: list[int]) -> int | None:
     """Return how many tokens of the context every draft model has cached; None without a draft model."""
-    models = decoder.drafter.models().values()
-    return min((cached_tokens(model, context) for model in models), default=None)
+    return min((model.cached_tokens(context) for model in decoder.draft_models), default=None)
 
 
 def _plain_pass_s(stats: StepStats, cost: PassCost) -> float | None:

@@ -7,20 +7,23 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from agentspec.errors import ContextOverflowError, InvalidRequestError, ModelLoadError, check_option
-from agentspec.models.backends.native import COMPILE_OPTIONS, Compile
-from agentspec.models.config_fields import end_token_ids, log_unscored_ends, longest_context
-from agentspec.models.forward import SHORT_FEED, Feed, Forward
+from agentspec.models import LanguageModel
+from agentspec.models.backends.native import COMPILE_OPTIONS, Compile, kernels
+from agentspec.models.backends.native.sampling import NativeSampling
+from agentspec.models.backends.sampling import TORCH, SamplingKernels
+from agentspec.models.config_fields import end_token_ids as config_end_token_ids
+from agentspec.models.config_fields import log_unscored_ends, longest_context
+from agentspec.models.feed import Feed
+from agentspec.models.forward import SHORT_FEED, Forward
 from agentspec.models.fusion import fused_modules
 from agentspec.models.graphs import recorder_for
 from agentspec.models.kv_cache import RaggedKV
 from agentspec.models.kv_memory import default_budget
 from agentspec.models.loading import forward_keywords, load_module, parse_dtype, usable_device
-from agentspec.models.logits import Scored, Told
+from agentspec.models.logits import Logits, RowLogits, stack
 from agentspec.models.packing import compiled_by, layouts
 from agentspec.models.probe import Probe
 from agentspec.models.tuning import tune
@@ -29,8 +32,8 @@ from agentspec.runtime.threads import apart, exclusive
 _alone = exclusive("model")  # whatever objects are made around it
 
 
-class CausalLM:
-    """A decoder-only transformers model as a ``CachingModel``.
+class CausalLM(LanguageModel):
+    """A decoder-only transformers model as a ``LanguageModel``.
 
     ``compile`` captures passes as CUDA graphs (``"auto"``: where there is CUDA); one that cannot be captured is
     launched kernel by kernel, with one warning and the same results. On a CPU it acts as a model is loaded.
@@ -65,7 +68,6 @@ class CausalLM:
         self.kv = RaggedKV(rows=2, max_slots=self._max_context + SHORT_FEED)
         self._forward = Forward(self.model, self.kv, keywords, self._vocab_size)
         self.prefill_chunk = prefill_chunk
-        self._told = Told()
         self.computed_tokens = 0
         """Tokens fed to the model so far, padding not counted."""
         self._probe()
@@ -149,9 +151,19 @@ class CausalLM:
         return dtype
 
     @property
-    def max_rows(self) -> int:
+    def max_running(self) -> int:
         """Contexts that are kept cached at most: more at once would push each other out."""
         return self.kv.max_rows
+
+    @property
+    def is_cached(self) -> bool:
+        """Yes."""
+        return True
+
+    @property
+    def sampling_kernels(self) -> SamplingKernels:
+        """The native ones where the model computes with them, or torch's."""
+        return TORCH if compiled_by(self.model) is None else NativeSampling(kernels())
 
     @property
     def captures(self) -> bool:
@@ -176,13 +188,13 @@ class CausalLM:
         return f"{type(self.model).__name__} {self.dtype} {layers} {captured} {self.model.config.to_json_string()}"
 
     @property
-    def end_tokens(self) -> frozenset[int]:
+    def end_token_ids(self) -> frozenset[int]:
         """Ids that the checkpoint names as ends: many chat models have several."""
-        return frozenset(i for i in end_token_ids(self.model) if 0 <= i < self.vocab_size)
+        return frozenset(i for i in config_end_token_ids(self.model) if 0 <= i < self.vocab_size)
 
     @_alone
-    def narrow(self, vocab_size: int) -> None:
-        """Leave out the scores of ids from ``vocab_size`` on: padding of the head that no token stands for.
+    def limit_vocab(self, vocab_size: int) -> None:
+        """Leave out the logits of ids from ``vocab_size`` on: padding of the head that no token stands for.
 
         Raises ``ModelLoadError`` for more ids than the model scores.
         """
@@ -199,8 +211,8 @@ class CausalLM:
         return self.kv.longest_prefix(context)[1]
 
     @_alone
-    def next_logits(self, contexts: Sequence[list[int]], last: Sequence[int]) -> Tensor:
-        """Logits after each of the final ``last[b]`` tokens of ``contexts[b]``: ``[B, max(last), V]``, float32.
+    def next_logits(self, contexts: Sequence[list[int]], last: Sequence[int]) -> Logits:
+        """Return the logits ``[B, max(last), V]`` after each of the final ``last[b]`` tokens of ``contexts[b]``.
 
         Row b's first ``last[b]`` entries are meant, the rest is zero. Equal contexts are computed once, and contexts
         beyond the number of KV rows are served in turns.
@@ -212,7 +224,7 @@ class CausalLM:
         known = list(map(self.cached_tokens, contexts))
         self._validate(contexts, last, known)
         if not contexts:
-            return torch.empty(0, 0, self.vocab_size, device=self.device)
+            return Logits(torch.empty(0, 0, self.vocab_size, device=self.device))
         first_seen: dict[tuple[int, ...], int] = {}
         twins = [first_seen.setdefault(tuple(context), index) for index, context in enumerate(contexts)]
         asked = dict.fromkeys(first_seen.values(), 0)
@@ -223,21 +235,11 @@ class CausalLM:
         rows = self.kv.reserve(len(asked), max(map(len, contexts)) + SHORT_FEED)
         # The longest match goes first, so that a context keeps its own row and newcomers fork from it.
         order = sorted(asked, key=lambda index: -known[index])
-        tails: dict[int, Scored] = {}  # context -> [asked, V]
+        tails: dict[int, RowLogits] = {}  # context -> [asked, V]
         for begin in range(0, len(order), rows):
             tails |= self._serve({index: contexts[index] for index in order[begin : begin + rows]}, asked)
         # Outside inference mode, so that callers get ordinary tensors.
-        found = [tails[twin].last(count) for twin, count in zip(twins, last, strict=True)]
-        kept = [tail.scores for tail in found]
-        if len(kept) == 1 and not kept[0].is_inference():
-            logits = kept[0][None]
-        else:
-            logits = torch.stack(kept) if len(set(map(len, kept))) == 1 else pad_sequence(kept, batch_first=True)
-        return self._told.remember(logits, [tail.best for tail in found])
-
-    def best_of(self, logits: Tensor) -> list[list[int]] | None:
-        """The first best token of every position of the logits that were returned last: see ``BestModel``."""
-        return self._told.of(logits)
+        return stack([tails[twin].last(count) for twin, count in zip(twins, last, strict=True)])
 
     def _validate(self, contexts: Sequence[list[int]], last: Sequence[int], known: Sequence[int]) -> None:
         """``known`` are lengths of prefixes that were validated before."""
@@ -264,9 +266,9 @@ class CausalLM:
                 )
 
     @torch.inference_mode()
-    def _serve(self, contexts: dict[int, list[int]], asked: dict[int, int]) -> dict[int, Scored]:
+    def _serve(self, contexts: dict[int, list[int]], asked: dict[int, int]) -> dict[int, RowLogits]:
         """Compute the ``asked`` tails of no more ``contexts`` than there are KV rows: ``{index: [asked, V]}``."""
-        tails: dict[int, Scored] = {}
+        tails: dict[int, RowLogits] = {}
         short: list[Feed] = []
         try:
             for index, context in contexts.items():
@@ -281,27 +283,27 @@ class CausalLM:
             self.kv.release()
         return tails
 
-    def _read_long(self, feed: Feed) -> Scored:
+    def _read_long(self, feed: Feed) -> RowLogits:
         """Read one long feed in chunks; returns what was asked ``[last, V]``."""
-        kept: list[Scored] = []
+        kept: list[RowLogits] = []
         for offset in range(0, len(feed.tokens), self.prefill_chunk):
             tokens = feed.tokens[offset : offset + self.prefill_chunk]
             wanted = min(len(tokens), max(0, offset + len(tokens) - feed.unasked))
             kept += self._pass([Feed(feed.context, feed.row, feed.start + offset, tokens, wanted)])
-        known = [token for part in kept for token in part.best or []]
-        scores = torch.cat([part.scores for part in kept])
-        return Scored(scores, known if len(known) == len(scores) else None)
+        known = [token for part in kept for token in part.argmax or []]
+        values = torch.cat([part.values for part in kept])
+        return RowLogits(values, known if len(known) == len(values) else None)
 
-    def _read_short(self, feeds: list[Feed]) -> dict[int, Scored]:
+    def _read_short(self, feeds: list[Feed]) -> dict[int, RowLogits]:
         """Read short feeds of ascending rows in one forward: ``{context: [last, V]}``."""
-        nothing = Scored(torch.empty(0, self.vocab_size, device=self.device), [])
+        nothing = RowLogits(torch.empty(0, self.vocab_size, device=self.device), [])
         tails = {feed.context: nothing for feed in feeds if not feed.tokens}
         feeds = [feed for feed in feeds if feed.tokens]
         if feeds:
             tails |= zip((feed.context for feed in feeds), self._pass(feeds), strict=True)
         return tails
 
-    def _pass(self, feeds: list[Feed]) -> list[Scored]:
+    def _pass(self, feeds: list[Feed]) -> list[RowLogits]:
         """One pass over feeds of ascending rows: what was asked of each ``[last, V]``."""
         found = self._forward(feeds)
         self.computed_tokens += sum(len(feed.tokens) for feed in feeds)

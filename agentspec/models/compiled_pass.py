@@ -16,13 +16,13 @@ from agentspec.models.config_fields import longest_context
 from agentspec.models.direct import Direct
 from agentspec.models.fusion import is_untouched
 from agentspec.models.kv_cache import RaggedKV
-from agentspec.models.logits import Scored
+from agentspec.models.logits import RowLogits
 from agentspec.models.packing import PanelLinear
 from agentspec.models.panels import FORMATS
 from agentspec.runtime.tokens import NO_TOKEN
 
 if TYPE_CHECKING:
-    from agentspec.models.forward import Feed
+    from agentspec.models.feed import Feed
 
 _STEP = 1024  # slots whose angles are computed at once: always the same, and so the same numbers
 _INTEGERS = ctypes.POINTER(ctypes.c_int64)
@@ -87,7 +87,7 @@ class CompiledPass:
 
     def __call__(
         self, feeds: Sequence[Feed], cache: RaggedKV, window: int | None, vocab_size: int
-    ) -> list[Scored] | None:
+    ) -> list[RowLogits] | None:
         """What there is after the last ``feed.last`` tokens of each feed; their K and V are written.
 
         None where the cache does not know the layers yet, or somebody hooked into a part.
@@ -119,7 +119,7 @@ class CompiledPass:
         )
         ends, told = list(accumulate(asked)), list(best)
         parts = torch.split(scores[:, :vocab_size], asked)
-        return [Scored(part, told[end - count : end]) for part, end, count in zip(parts, ends, asked, strict=True)]
+        return [RowLogits(part, told[end - count : end]) for part, end, count in zip(parts, ends, asked, strict=True)]
 
     def is_current(self) -> bool:
         """Whether the parts of the model are the same, the layers (see ``Stack``) too, and weights where they were."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,9 +13,10 @@ from transformers import PreTrainedModel
 from agentspec.models.attention import LONG, LayerMasks
 from agentspec.models.compiled_pass import CompiledPass
 from agentspec.models.direct import direct
+from agentspec.models.feed import Feed
 from agentspec.models.graphs import Graphs, Recorder, round_live, round_width
 from agentspec.models.kv_cache import Block, RaggedKV
-from agentspec.models.logits import Scored
+from agentspec.models.logits import RowLogits
 from agentspec.runtime.device import upload
 
 SHORT_FEED = 32
@@ -25,22 +26,6 @@ _LIVE_STEP = 64
 """Live slots of long contexts on a CPU are a multiple of it."""
 
 _ROW, _START, _END, _IDS = range(4)  # columns of a table: KV row, first slot, slot behind the last, then the ids
-
-
-@dataclass(frozen=True)
-class Feed:
-    """What the model still has to read of one context: ``tokens``, from slot ``start`` of KV row ``row`` on."""
-
-    context: int
-    row: int
-    start: int
-    tokens: list[int]
-    last: int
-
-    @property
-    def unasked(self) -> int:
-        """Leading tokens whose logits nobody wants."""
-        return len(self.tokens) - self.last
 
 
 class Forward:
@@ -82,7 +67,7 @@ class Forward:
         """Capture passes from now on; None for no longer."""
         self.graphs = Graphs(recorder)
 
-    def __call__(self, feeds: Sequence[Feed]) -> list[Scored]:
+    def __call__(self, feeds: Sequence[Feed]) -> list[RowLogits]:
         """What there is after the last ``feed.last`` tokens of feeds of ascending rows, ``[last, V]``, float32."""
         found, windows = None, self._masks.windows
         if self._compiled is not None and not self._compiled.is_current():
@@ -91,7 +76,7 @@ class Forward:
             [window] = windows.values()
             found = self._compiled(feeds, self._kv, window, self.vocab_size)
         if found is None:
-            found = [Scored(scores[:, : self.vocab_size].float()) for scores in self._padded(feeds)]
+            found = [RowLogits(scores[:, : self.vocab_size].float()) for scores in self._padded(feeds)]
         for feed in feeds:
             self._kv.record(feed.row, feed.tokens)
         return found

@@ -1,53 +1,61 @@
-"""What a pass finds behind some positions: scores, and which tokens have the best."""
+"""`Logits`: what a pass finds after some positions."""
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 
-class Scored(NamedTuple):
-    """What there is behind some positions of a context.
+@dataclass(frozen=True, eq=False)
+class Logits:
+    """The next-token logits of some contexts. Whoever changes the numbers makes a new value without the argmax.
 
     Args:
-        scores: ``[positions, V]``.
-        best: the first best token of each, ``NO_TOKEN`` where none has a score; None where the pass did not tell.
+        values: ``[B, K, V]``, at least float32; a row may mean fewer than K positions, the rest is padding.
+        argmax: of each position that is meant, ``NO_TOKEN`` where no logit is above -inf or one is NaN; None where the
+            pass did not find it.
     """
 
-    scores: Tensor
-    best: list[int] | None = None
+    values: Tensor
+    argmax: list[list[int]] | None = None
 
-    def last(self, count: int) -> Scored:
-        """What there is behind the last ``count`` positions."""
-        begin = len(self.scores) - count
-        return Scored(self.scores[begin:], None if self.best is None else self.best[begin:])
+    def limit(self, vocab_size: int) -> Logits:
+        """Return the logits of the first ``vocab_size`` ids alone."""
+        if vocab_size >= self.values.shape[-1]:
+            return self
+        is_within = self.argmax is not None and all(token < vocab_size for row in self.argmax for token in row)
+        return Logits(self.values[..., :vocab_size], self.argmax if is_within else None)
 
 
-class Told:
-    """The best tokens of some logits, for as long as these are as they were."""
+@dataclass(frozen=True, eq=False)
+class RowLogits:
+    """The logits after some positions of one context.
 
-    def __init__(self) -> None:
-        # One value, so that a thread which reads it while another writes never sees parts of two.
-        self._known: tuple[Callable[[], Tensor | None], int, list[list[int]]] = (lambda: None), 0, []
+    Args:
+        values: ``[K, V]``.
+        argmax: of each; None where the pass did not find it.
+    """
 
-    def __reduce__(self) -> tuple[type[Told], tuple[()]]:
-        """A copy was told nothing."""
-        return Told, ()
+    values: Tensor
+    argmax: list[int] | None = None
 
-    def remember(self, logits: Tensor, best: Sequence[list[int] | None]) -> Tensor:
-        """``logits`` ``[B, K, V]``, whose best tokens are these; not all are known where one of them is None.
+    def last(self, count: int) -> RowLogits:
+        """Return those after the last ``count`` positions."""
+        begin = len(self.values) - count
+        return RowLogits(self.values[begin:], None if self.argmax is None else self.argmax[begin:])
 
-        Nothing is remembered of a tensor of inference mode, which does not tell whether it was written to.
-        """
-        known = [tokens for tokens in best if tokens is not None]
-        if len(known) == len(best) and not logits.is_inference():
-            self._known = weakref.ref(logits), logits._version, known
-        return logits
 
-    def of(self, logits: Tensor) -> list[list[int]] | None:
-        """The best tokens of ``logits``; None for other ones, and for those that were written to since."""
-        remembered, version, best = self._known
-        return best if remembered() is logits and logits._version == version else None
+def stack(rows: Sequence[RowLogits]) -> Logits:
+    """Return the logits of rows, padded on the right. Callers get ordinary tensors, no inference tensors."""
+    values = [row.values for row in rows]
+    if len(values) == 1 and not values[0].is_inference():
+        stacked = values[0][None]
+    else:
+        is_even = len(set(map(len, values))) == 1
+        stacked = torch.stack(values) if is_even else pad_sequence(values, batch_first=True)
+    argmax = [row.argmax for row in rows if row.argmax is not None]
+    return Logits(stacked, argmax if len(argmax) == len(rows) else None)

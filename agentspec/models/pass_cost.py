@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from agentspec.models import CachingModel, LanguageModel
+from agentspec.models import LanguageModel
 from agentspec.runtime.threads import apart
 
 if TYPE_CHECKING:
@@ -104,12 +104,11 @@ def measure(
     began = time.perf_counter()
     found: dict[tuple[int, int], float] = {}
     longest = max(WIDTHS)
-    most, room = 8, _CONTEXT + longest
-    if isinstance(model, CachingModel):
-        most, room = model.max_rows, min(room, model.max_context)
+    most = model.max_running if model.is_cached else 8
+    room = min(_CONTEXT + longest, _CONTEXT + longest if model.max_context is None else model.max_context)
     outline, grid = _grid(most, min(longest, room - 1))
     # On a GPU the first passes of a shape choose kernels and capture a graph.
-    first_tries = 1 if torch.device(getattr(model, "device", "cpu")).type == "cpu" else 3
+    first_tries = 1 if model.device.type == "cpu" else 3
     again = random.sample(sorted(known), len(known))
     needed, rest = ([at for at in cells if at not in known] for cells in (outline, grid))
     for number, (rows, width) in enumerate([*needed, *[*rest, *again] * _REPEATS]):
@@ -125,7 +124,7 @@ def _pass_s(model: LanguageModel, rows: int, length: int, width: int) -> float:
     contexts = _contexts(rows, length, model.vocab_size)
     model.next_logits([context[:-width] for context in contexts], [1] * rows)
     started = time.perf_counter()
-    float(model.next_logits(contexts, [width] * rows)[0, 0, 0])  # which waits for the device
+    float(model.next_logits(contexts, [width] * rows).values[0, 0, 0])  # which waits for the device
     return max(time.perf_counter() - started, 1e-9)
 
 
@@ -167,10 +166,10 @@ def _between(points: Mapping[int, float], x: int) -> float:
 
 def _key(model: LanguageModel) -> str | None:
     """What a measurement depends on; None for a model that cannot say what it is."""
-    fingerprint = getattr(model, "fingerprint", None)
+    fingerprint = model.fingerprint
     if fingerprint is None:
         return None
-    device = torch.device(getattr(model, "device", "cpu"))
+    device = model.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.processor()} {os.cpu_count()}"
     parts = (fingerprint, device.type, name, torch.get_num_threads(), torch.__version__, platform.node())
     return "pass cost 1: " + json.dumps(parts)

@@ -15,6 +15,7 @@ from agentspec.models.checkpoint import one_line
 from agentspec.models.forward import Forward
 from agentspec.models.graphs import ROUNDING
 from agentspec.models.kv_cache import RaggedKV
+from agentspec.models.logits import Logits
 
 _WINDOW = 5
 _LENGTH = 19
@@ -27,7 +28,7 @@ class Probe:
     model: PreTrainedModel
     forward: Forward
     kv: RaggedKV
-    ask: Callable[[Sequence[list[int]], Sequence[int]], Tensor]
+    ask: Callable[[Sequence[list[int]], Sequence[int]], Logits]
 
     def run(self, max_context: int) -> None:
         """Refuse a model whose scores from ragged cached blocks differ from those of plain uncached forwards.
@@ -85,7 +86,7 @@ class Probe:
             self.ask([left[:2], right[: length // 2]], [0, 0])
             # A draft that will be rejected, then blocks of different length at different positions.
             self.ask([[*left[:3], *right[:4]], right[: length // 2 + 1]], [1, 1])
-            found = self.ask([left, right[:-1]], [length - 3, 3])
+            found = self.ask([left, right[:-1]], [length - 3, 3]).values
         self.forward.read_masks(masks)
         return [(found[0], expected[0][3:]), (found[1, :3], expected[1][-4:-1])]
 

@@ -53,7 +53,7 @@ def ours(context: list[int], *, torch_compile: bool = False, **options: Any) -> 
         for layer in layers:
             layer.compile(dynamic=True)  # type: ignore[no-untyped-call]
     apart(model.next_logits)([context], [0])
-    return lambda block: void(model.next_logits([context + block], [len(block)]))
+    return lambda block: void(model.next_logits([context + block], [len(block)]).values)
 
 
 def void(_: object) -> None:

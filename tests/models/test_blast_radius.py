@@ -109,7 +109,7 @@ def test_a_broken_model_costs_each_request_two_passes_at_most_and_one_soon(reque
         if any(last):
             scene.target.passes.append(len(contexts))
             raise RuntimeError("broken")
-        return scene.target.__class__.next_logits(scene.target, contexts, last)
+        return scene.target.__class__.next_logits(scene.target, contexts, last).values
 
     scene.target.next_logits = broken  # type: ignore[method-assign]
     rows = [scene.row(4 * index) for index in range(requests)]  # all of one acceptance rule

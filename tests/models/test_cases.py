@@ -39,7 +39,7 @@ from agentspec.drafters import Draft, DraftBudget
 from agentspec.grammars import GrammarCursor, compiler
 from agentspec.grammars.token_mask import PackedMasks
 from agentspec.grammars.tool_calls import ReasoningFormat
-from agentspec.sampling import Prefix, warp, warped
+from agentspec.sampling import Prefix, warp, warped_logits
 from agentspec.stats import RoundStats
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.whole]
@@ -381,7 +381,7 @@ def test_13_q_and_p_see_the_same_mask_for_the_same_prefix(monkeypatch: pytest.Mo
 
         return spied
 
-    monkeypatch.setattr(agentspec.acceptance, "warped", spy("p", warped))
+    monkeypatch.setattr(agentspec.acceptance, "warped_logits", spy("p", warped_logits))
     monkeypatch.setattr(agentspec.drafters.model, "warp", spy("q", warp))
     scenario, sequence = Scenario(WISH, grammar=SHOP), sequence_of(Scenario(WISH, grammar=SHOP))
     decoder = SpeculativeDecoder(scenario.model(True), ModelDrafter(scenario.model(True, seed=5)), GAMMA)
@@ -565,7 +565,7 @@ def test_25_logprobs_are_those_of_the_distribution_that_was_drawn_from(raw: bool
         assert found.logprobs is not None
         for at, entry in enumerate(found.logprobs):
             context = [*scenario.prompt, *found.tokens[:at]]
-            logits, mask = model.next_logits([context], [1]), None
+            logits, mask = model.next_logits([context], [1]).values, None
             if matcher is not None:
                 mask = matcher.token_mask().tensor()
                 mask[KNOWN[True].eos_token_id] |= matcher.is_accepting()

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agentspec.errors import ContextOverflowError, InvalidRequestError, ModelLoadError
-from agentspec.models import CachingModel, attention, forward
+from agentspec.models import LanguageModel, attention, forward
 from agentspec.models.attention import FULL, SLIDING, LayerMasks, _folded_sdpa
 from agentspec.models.causal_lm import SHORT_FEED, CausalLM
 from agentspec.models.kv_cache import RaggedKV
@@ -42,7 +42,7 @@ def ask(lm: CausalLM, model: PreTrainedModel, contexts: list[list[int]], last: l
     """Compare one ``next_logits`` with plain forwards of ``model``, and check what the cache says about itself."""
     promised = [lm.cached_tokens(context) for context in contexts]
     before = lm.computed_tokens
-    found = lm.next_logits(contexts, last)
+    found = lm.next_logits(contexts, last).values
     assert found.shape == (len(contexts), max(last), lm.vocab_size)
     assert found.dtype == torch.float32
     for row, context, count in zip(found, contexts, last, strict=True):
@@ -103,9 +103,9 @@ def test_a_row_alone_equals_the_row_in_any_batch(name: str) -> None:
     contexts = [[rng.randrange(VOCABULARY) for _ in range(length)] for length in (3, 29, 64, 17)]
     together, alone = (CausalLM(ARCHITECTURES[name]()) for _ in range(2))
     together.next_logits([context[:-2] for context in contexts], [0, 0, 0, 0])
-    batch = together.next_logits(contexts, [1, 2, 3, 2])
+    batch = together.next_logits(contexts, [1, 2, 3, 2]).values
     for row, context, count in zip(batch, contexts, [1, 2, 3, 2], strict=True):
-        assert_scores(row[:count], alone.next_logits([context], [count])[0])
+        assert_scores(row[:count], alone.next_logits([context], [count]).values[0])
 
 
 @pytest.mark.parametrize("length", [10, 90])
@@ -147,9 +147,9 @@ def test_more_contexts_than_rows_are_served_in_turns() -> None:
 def test_asking_for_nothing_only_fills_the_cache() -> None:
     lm = CausalLM(llama())
     contexts = [list(range(70)), [5, 6]]
-    assert lm.next_logits(contexts, [0, 0]).shape == (2, 0, VOCABULARY)
+    assert lm.next_logits(contexts, [0, 0]).values.shape == (2, 0, VOCABULARY)
     assert [lm.cached_tokens(context) for context in contexts] == [70, 2]
-    assert lm.next_logits([], []).shape == (0, 0, VOCABULARY)
+    assert lm.next_logits([], []).values.shape == (0, 0, VOCABULARY)
 
 
 def test_a_context_may_fill_the_last_position() -> None:
@@ -162,14 +162,14 @@ def test_a_context_may_fill_the_last_position() -> None:
 
 
 def test_results_are_ordinary_tensors() -> None:
-    logits = CausalLM(llama()).next_logits([[1, 2]], [1])
+    logits = CausalLM(llama()).next_logits([[1, 2]], [1]).values
     logits += 1.0
     assert not logits.is_inference()
 
 
 def test_it_is_a_caching_model() -> None:
     lm = CausalLM(llama())
-    assert isinstance(lm, CachingModel)
+    assert isinstance(lm, LanguageModel)
     assert (lm.vocab_size, lm.max_context, lm.device.type, lm.dtype) == (VOCABULARY, MAX_CONTEXT, "cpu", torch.float32)
     assert (lm.computed_tokens, lm.cached_tokens([1])) == (0, 0)
 
@@ -406,7 +406,7 @@ def test_bfloat16_agrees_loosely(tmp_path: Path, dtype: str | torch.dtype) -> No
     assert lm.dtype == torch.bfloat16
     context = list(range(50))
     lm.next_logits([context[:40]], [1])
-    found = lm.next_logits([context], [5])[0]
+    found = lm.next_logits([context], [5]).values[0]
     assert found.dtype == torch.float32
     assert_scores(found, uncached(model, context)[-5:], tolerance=0.05)
 

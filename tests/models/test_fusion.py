@@ -115,7 +115,7 @@ def test_variants_are_fused_as_far_as_they_are_the_same(
     assert found(lm.model) == expected
     context = list(range(3, 60))
     lm.next_logits([context[:20]], [1])
-    assert_scores(lm.next_logits([context], [30])[0], uncached(plain, context)[-30:], 10 * TOLERANCE)
+    assert_scores(lm.next_logits([context], [30]).values[0], uncached(plain, context)[-30:], 10 * TOLERANCE)
 
 
 def _randomize(model: PreTrainedModel) -> None:
@@ -359,7 +359,7 @@ def test_models_are_fused_as_they_are_loaded(tmp_path: Path) -> None:
     unpacked = CausalLM.from_pretrained(tmp_path, device="cpu", fuse=False, pack=False)
     assert CausalLM.from_pretrained(tmp_path, device="cpu", pack=False).fingerprint != unpacked.fingerprint
     context = list(range(3, 40))
-    assert_scores(lm.next_logits([context], [37])[0], plain.next_logits([context], [37])[0])
+    assert_scores(lm.next_logits([context], [37]).values[0], plain.next_logits([context], [37]).values[0])
 
 
 @pytest.mark.parametrize(
@@ -416,9 +416,11 @@ def test_a_model_that_computes_more_around_its_stack_is_called_whole(change: str
 
 def test_hooks_and_heads_that_come_later_are_seen() -> None:
     lm, calls = CausalLM(compiled_or_not(llama())), []
-    before = lm.next_logits([[1, 2, 3]], [3])
+    before = lm.next_logits([[1, 2, 3]], [3]).values
     lm.model.model.register_forward_hook(lambda module, arguments, output: calls.append(1))
-    assert torch.allclose(lm.next_logits([[4, 2, 3]], [3])[0, 0], lm.next_logits([[4]], [1])[0, 0], atol=1e-5)
+    assert torch.allclose(
+        lm.next_logits([[4, 2, 3]], [3]).values[0, 0], lm.next_logits([[4]], [1]).values[0, 0], atol=1e-5
+    )
     assert calls
     lm.model.lm_head = torch.nn.Linear(32, VOCABULARY, bias=False)
-    assert not torch.allclose(lm.next_logits([[1, 2, 3]], [3]), before)
+    assert not torch.allclose(lm.next_logits([[1, 2, 3]], [3]).values, before)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from agentspec import CausalLM, speculative, theory
 from agentspec.acceptance import Verification
+from agentspec.models import Logits
 from agentspec.models.fusion import fused_modules
 from agentspec.models.pass_cost import PassCost
 from agentspec.rng import Role, SequenceRng
@@ -150,7 +151,7 @@ def test_a_wrong_cache_is_reported(parts: Any, pair: tuple[Any, Any], monkeypatc
     assert finding.holds
     assert wobble < 1e-4
     right = CausalLM.next_logits
-    monkeypatch.setattr(CausalLM, "next_logits", lambda *arguments: right(*arguments) + 0.1)
+    monkeypatch.setattr(CausalLM, "next_logits", lambda *arguments: Logits(right(*arguments).values + 0.1))
     finding, wobble = parts.checks.cached_logits(model)
     assert not finding.holds
     assert wobble == pytest.approx(0.1, abs=1e-3)
@@ -193,7 +194,7 @@ def _believing(p: Tensor, draft: Any, rng: SequenceRng) -> Verification:
 def test_greedy_texts_may_part_at_ties_only(parts: Any, pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     small, _ = pair
     model = CausalLM(small)
-    scores = model.next_logits([[1, 2, 3, 4]], [1])[0, 0]
+    scores = model.next_logits([[1, 2, 3, 4]], [1]).values[0, 0]
     first, second = scores.topk(2).indices.tolist()
     gap = float(scores[first] - scores[second])
     plain, other = (4, first, 0), (4, second, 9)

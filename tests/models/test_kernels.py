@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,12 +25,13 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedModel
 
-from agentspec import Batch, CausalLM, PromptLookupDrafter, SamplingParams, Sequence, SpeculativeDecoder, sampling
-from agentspec import rng as rng_module
+from agentspec import Batch, CausalLM, PromptLookupDrafter, SamplingParams, Sequence, SpeculativeDecoder
+from agentspec.models import Logits, compiled_pass
 from agentspec.models import attention as attention_module
-from agentspec.models import compiled_pass
 from agentspec.models.backends import native as kernels_module
 from agentspec.models.backends.native import KernelsMissingError, compiles, kernels
+from agentspec.models.backends.native.sampling import NativeSampling
+from agentspec.models.backends.sampling import TORCH
 from agentspec.models.compiled import CompiledLayers
 from agentspec.models.compiled_pass import CompiledPass
 from agentspec.models.direct import direct
@@ -42,7 +42,7 @@ from agentspec.models.tuning import tune
 from agentspec.rng import CoupledRng, Role, SequenceRng
 from agentspec.runtime.paths import CACHE_VARIABLE
 from agentspec.runtime.tokens import NO_TOKEN
-from agentspec.sampling import best_tokens
+from agentspec.sampling import argmax_tokens
 
 needs_compiler = pytest.mark.skipif(not compiles("auto"), reason="there is no C++ compiler")
 GGUF = {"Q4_0": "int4", "Q4_1": "int4", "Q5_0": "int8", "Q8_0": "int8", "F16": "float16", "BF16": "bfloat16"}
@@ -273,12 +273,8 @@ def test_terms_that_the_kernel_lacks_are_refused() -> None:
 SIZES_OF_LAWS = [1, 3, 7, 8, 63, 64, 65, 1000, 49152]
 
 
-@contextmanager
-def without_kernels() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rng_module, "kernels_for", lambda numbers: None)
-        patch.setattr(sampling, "kernels_for", lambda numbers: None)
-        yield
+def native() -> NativeSampling:
+    return NativeSampling(kernels())
 
 
 def some_laws(size: int) -> Iterator[Tensor]:
@@ -294,13 +290,12 @@ def some_laws(size: int) -> Iterator[Tensor]:
 @pytest.mark.parametrize("kind", [SequenceRng, CoupledRng])
 @pytest.mark.parametrize("size", SIZES_OF_LAWS)
 def test_tokens_are_drawn_as_torch_draws_them(size: int, kind: type[SequenceRng]) -> None:
-    kernels()
     for number, law in enumerate(some_laws(size)):
-        rng = kind([3, 2**64 - 1, 7 + number, 11, 2**63], [0, 1, 2, 3, number])
+        rngs = [
+            kind([3, 2**64 - 1, 7 + number, 11, 2**63], [0, 1, 2, 3, number], "cpu", by) for by in (native(), TORCH)
+        ]
         offsets = torch.tensor([0, 1, 2, 3, 4])
-        found = rng.draw(law, Role.TARGET, offsets)
-        with without_kernels():
-            expected = rng.draw(law, Role.TARGET, offsets)
+        found, expected = [rng.draw(law, Role.TARGET, offsets) for rng in rngs]
         some = law.sum(-1) > 0
         assert torch.equal(found[some], expected[some])
         assert (law[torch.arange(5), found][some] > 0).all()
@@ -308,9 +303,8 @@ def test_tokens_are_drawn_as_torch_draws_them(size: int, kind: type[SequenceRng]
 
 @needs_compiler
 def test_coupled_draws_of_several_positions_are_those_of_each() -> None:
-    kernels()
     law = torch.rand(2, 3, 100, generator=torch.Generator().manual_seed(0))
-    rng, offsets = CoupledRng([5, 6], [7, 8]), torch.arange(3).expand(2, 3)
+    rng, offsets = CoupledRng([5, 6], [7, 8], "cpu", native()), torch.arange(3).expand(2, 3)
     found = rng.draw(law.transpose(0, 1).contiguous().transpose(0, 1), Role.TARGET, offsets)
     for k in range(3):
         assert torch.equal(found[:, k], rng.draw(law[:, k], Role.TARGET, offsets[:, k]))
@@ -320,9 +314,8 @@ def test_coupled_draws_of_several_positions_are_those_of_each() -> None:
 @pytest.mark.parametrize("draw", [SequenceRng, CoupledRng])
 def test_what_is_no_law_gives_some_token(draw: type[SequenceRng]) -> None:
     """Nobody takes it: such a position raises. But it has to be one."""
-    kernels()
     laws = torch.stack([torch.full((70,), math.nan), torch.zeros(70)])
-    found = draw([1, 2], [3, 4]).draw(laws, Role.TARGET, torch.zeros(2, dtype=torch.long))
+    found = draw([1, 2], [3, 4], "cpu", native()).draw(laws, Role.TARGET, torch.zeros(2, dtype=torch.long))
     assert found.tolist() == [0, 0]
 
 
@@ -342,11 +335,10 @@ def test_races_are_won_by_who_is_first() -> None:
     """Near-flat laws, in which every token may win."""
     generator = torch.Generator().manual_seed(7)
     laws = 1 + 0.01 * torch.rand(3000, 3001, generator=generator)
-    rng, offsets = CoupledRng(range(3000), [0] * 3000), torch.zeros(3000, dtype=torch.long)
-    kernels()
-    found = rng.draw(laws, Role.TARGET, offsets)
-    with without_kernels():
-        assert torch.equal(found, rng.draw(laws, Role.TARGET, offsets))
+    offsets = torch.zeros(3000, dtype=torch.long)
+    rngs = [CoupledRng(range(3000), [0] * 3000, "cpu", by) for by in (native(), TORCH)]
+    found, expected = [rng.draw(laws, Role.TARGET, offsets) for rng in rngs]
+    assert torch.equal(found, expected)
     assert len(found.unique()) > 1000
 
 
@@ -361,27 +353,27 @@ def test_a_device_has_the_numbers_of_the_host() -> None:
 @needs_compiler
 def test_rows_and_options_have_to_match() -> None:
     with pytest.raises(ValueError, match=r"an option for each, got \[3, 10\] and \[2\]"):
-        SequenceRng([1, 2], [0, 0]).draw(torch.rand(3, 10), Role.TARGET, torch.zeros(2, dtype=torch.long))
+        SequenceRng([1, 2], [0, 0], "cpu", native()).draw(
+            torch.rand(3, 10), Role.TARGET, torch.zeros(2, dtype=torch.long)
+        )
     with pytest.raises(ValueError, match="rows"):
         kernels().draw(torch.rand(10), torch.rand(10).double())
 
 
 @needs_compiler
 def test_filters_of_all_there_is_keep_all() -> None:
-    kernels()
     scores = torch.randn(1, 2, 5000, generator=torch.Generator().manual_seed(0)) * 0.1
-    for keep, value in ((sampling._keep_top_p, 1 - 2.0**-53), (sampling._keep_top_k, 10**400)):
+    for keep, value in ((native().keep_top_p, 1 - 2.0**-53), (native().keep_top_k, 10**400)):
         assert (keep(scores, [value]) > -math.inf).sum() >= 2 * 4998
 
 
-@needs_compiler
-def test_draws_follow_their_law() -> None:
+@pytest.mark.parametrize("by", ["torch", pytest.param("native", marks=needs_compiler)])
+def test_draws_follow_their_distribution(by: str) -> None:
     """A chi-square test of 40,000 draws of each kind."""
-    kernels()
     law = torch.tensor([0.5, 0.25, 0.0, 0.125, 0.0625, 0.0625])
     count = 40_000
     for kind in (SequenceRng, CoupledRng):
-        rng = kind(range(count), [0] * count)
+        rng = kind(range(count), [0] * count, "cpu", native() if by == "native" else TORCH)
         drawn = rng.draw(law.expand(count, -1), Role.TARGET, torch.zeros(count, dtype=torch.long))
         expected = count * law[law > 0]
         found = torch.bincount(drawn, minlength=len(law))
@@ -392,7 +384,6 @@ def test_draws_follow_their_law() -> None:
 @needs_compiler
 @pytest.mark.parametrize("size", [1, 2, 15, 16, 17, 63, 64, 65, 1000, 49152])
 def test_filters_keep_what_torch_keeps(size: int) -> None:
-    kernels()
     generator, cuts = torch.Generator().manual_seed(size), 0
     for spread, form in itertools.product((0.1, 1.0, 4.0, 30.0), ("", "ties", "masked", "nothing legal")):
         scores = torch.randn(3, 2, size, generator=generator) * spread
@@ -401,14 +392,12 @@ def test_filters_keep_what_torch_keeps(size: int) -> None:
         elif form:
             scores[torch.rand(scores.shape, generator=generator) < (0.6 if form == "masked" else 2.0)] = -math.inf
         for keep, values in (
-            (sampling._keep_top_k, [1, 50, 10**6]),
-            (sampling._keep_top_k, [2, 5, 1000]),
-            (sampling._keep_top_p, [0.5, 0.9, 1e-6]),
-            (sampling._keep_top_p, [0.95, 0.99, 0.3]),
+            ("keep_top_k", [1, 50, 10**6]),
+            ("keep_top_k", [2, 5, 1000]),
+            ("keep_top_p", [0.5, 0.9, 1e-6]),
+            ("keep_top_p", [0.95, 0.99, 0.3]),
         ):
-            found = keep(scores, values)
-            with without_kernels():
-                expected = keep(scores, values)
+            found, expected = [getattr(by, keep)(scores, values) for by in (native(), TORCH)]
             differing = ((found > -math.inf) != (expected > -math.inf)).sum(-1)
             # Torch adds up shares in float32, which may leave out one of thousands that are much alike.
             assert (differing <= (expected > -math.inf).sum(-1) // 100).all()
@@ -509,7 +498,7 @@ def test_a_pass_in_one_call_is_the_pass_in_parts(architecture: str, changes: dic
         ends = [min(60, end + rng.choice([1, 1, 2, 7, 33])) for end in ends]
         contexts = [text[:end] for text, end in zip(texts, ends, strict=True)]
         last = [rng.randrange(min(end, 5) + 1) for end in ends]
-        found, expected = whole.next_logits(contexts, last), parts.next_logits(contexts, last)
+        found, expected = whole.next_logits(contexts, last).values, parts.next_logits(contexts, last).values
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -519,7 +508,7 @@ def test_a_pass_in_one_call_is_the_pass_in_parts(architecture: str, changes: dic
 def test_a_pass_tells_the_best_tokens_of_its_scores(known: int, threads: int) -> None:
     """Over ids that count, for rows of any widths, the same context twice, and contexts that are known already."""
     lm = CausalLM(compiled(uneven(build("Llama", 0, **SIZES | WHOLE | {"vocab_size": 2000}))), rows=3)
-    lm.narrow(known)
+    lm.limit_vocab(known)
     generator, before = torch.Generator().manual_seed(known), torch.get_num_threads()
     contexts = [torch.randint(known, (n,), generator=generator).tolist() for n in (7, 3, 9, 7)]
     contexts[3] = contexts[0]
@@ -527,30 +516,29 @@ def test_a_pass_tells_the_best_tokens_of_its_scores(known: int, threads: int) ->
         torch.set_num_threads(threads)
         for last in ([2, 3, 9, 5], [0, 1, 1, 1], [7, 3, 0, 0]):
             logits = lm.next_logits(contexts, last)
-            told = lm.best_of(logits)
-            assert told == [row[:count] for row, count in zip(best_tokens(logits), last, strict=True)]
+            expected = [row[:count] for row, count in zip(argmax_tokens(logits.values), last, strict=True)]
+            assert logits.argmax == expected
     finally:
         torch.set_num_threads(before)
 
 
 @needs_compiler
-def test_best_tokens_are_told_of_these_logits_alone() -> None:
+def test_a_pass_that_is_computed_in_parts_finds_no_argmax() -> None:
     lm, contexts = CausalLM(compiled(build("Llama", 0, **SIZES | WHOLE)), rows=2), [[1, 2, 3], [*range(1, 60)]]
-    assert lm.best_of(torch.zeros(1, 1, VOCABULARY)) is None
     logits = lm.next_logits(contexts, [2, 2])  # the long one is read by itself
-    assert lm.best_of(logits) == best_tokens(logits)
-    assert lm.best_of(logits.clone()) is None
-    other = lm.next_logits(contexts, [1, 1])
-    assert (lm.best_of(logits), lm.best_of(other)) == (None, best_tokens(other))
-    assert copy.deepcopy(lm).best_of(other) is None
-    other[0, 0, 7] = 1e9
-    assert lm.best_of(other) is None
+    assert logits.argmax == argmax_tokens(logits.values)
     with torch.inference_mode():
-        inferred = lm.next_logits(contexts, [1, 1])
-        assert lm.best_of(inferred) is None
-    assert best_tokens(inferred) == best_tokens(lm.next_logits(contexts, [1, 1]))
-    lm.model.model.norm.register_forward_hook(lambda *_: None)  # the pass is computed in parts, which do not tell
-    assert lm.best_of(lm.next_logits(contexts, [2, 2])) is None
+        assert lm.next_logits(contexts, [1, 1]).argmax == argmax_tokens(lm.next_logits(contexts, [1, 1]).values)
+    lm.model.model.norm.register_forward_hook(lambda *_: None)
+    assert lm.next_logits(contexts, [2, 2]).argmax is None
+
+
+def test_limited_logits_keep_an_argmax_that_is_within() -> None:
+    values = torch.tensor([[[0.0, 1.0, 2.0, 3.0], [9.0, 1.0, 2.0, 3.0]]])
+    assert Logits(values, [[2, 0]]).limit(3).argmax == [[2, 0]]
+    assert Logits(values, [[3, 0]]).limit(3).argmax is None
+    assert Logits(values, [[3, 0]]).limit(4).argmax == [[3, 0]]
+    assert torch.equal(Logits(values).limit(3).values, values[..., :3])
 
 
 class Biased(CausalLM):
@@ -558,13 +546,13 @@ class Biased(CausalLM):
 
     how = "not at all"  # while it is made
 
-    def next_logits(self, contexts: SequenceOf[list[int]], last: SequenceOf[int]) -> Tensor:
+    def next_logits(self, contexts: SequenceOf[list[int]], last: SequenceOf[int]) -> Logits:
         logits = super().next_logits(contexts, last)
         if self.how == "in place":
-            logits[..., 7] = 1e9
+            logits.values[..., 7] = 1e9
         if self.how == "by another":
-            return logits + 1e9 * torch.nn.functional.one_hot(torch.tensor(7), self.vocab_size)
-        return logits
+            return Logits(logits.values + 1e9 * torch.nn.functional.one_hot(torch.tensor(7), self.vocab_size))
+        return Logits(logits.values) if self.how == "in place" else logits
 
 
 class Around:
@@ -577,7 +565,7 @@ class Around:
         return getattr(self.model, name)
 
     def next_logits(self, contexts: SequenceOf[list[int]], last: SequenceOf[int]) -> Tensor:
-        return -self.model.next_logits(contexts, last)
+        return -self.model.next_logits(contexts, last).values
 
 
 @needs_compiler
@@ -589,7 +577,7 @@ def test_who_changes_the_scores_has_the_last_word() -> None:
     plain = CausalLM(compiled(build("Llama", 0, **SIZES | WHOLE)), rows=2)
     expected: list[int] = []
     for _ in range(5):
-        expected.append(int(plain.next_logits([[1, 2, *expected]], [1])[0, 0].argmin()))
+        expected.append(int(plain.next_logits([[1, 2, *expected]], [1]).values[0, 0].argmin()))
     assert said(Around(plain)) == expected
     first = said(plain)[0]
     assert first not in said(plain, banned_token_ids=(first,))
@@ -624,7 +612,7 @@ def test_the_best_token_is_the_first_with_a_score(change: str, threads: int) -> 
         torch.set_num_threads(threads)
         logits = lm.next_logits([[1, 2, 3]], [2])
         expected = {"ties": 40, "a single score": 2000}.get(change, NO_TOKEN)
-        assert lm.best_of(logits) == best_tokens(logits) == [[expected, expected]]
+        assert logits.argmax == argmax_tokens(logits.values) == [[expected, expected]]
     finally:
         torch.set_num_threads(before)
 
@@ -632,11 +620,11 @@ def test_the_best_token_is_the_first_with_a_score(change: str, threads: int) -> 
 @needs_compiler
 def test_angles_are_the_same_in_whatever_steps_they_are_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     lm, context = CausalLM(compiled(llama(**WHOLE))), [i * 7 % VOCABULARY for i in range(60)]
-    expected = lm.next_logits([context], [60])
+    expected = lm.next_logits([context], [60]).values
     monkeypatch.setattr(compiled_pass, "_STEP", 3)
     for ends in ([60], range(1, 61)):
         again = CausalLM(compiled(llama(**WHOLE)))
-        found = [again.next_logits([context[:end]], [min(end, 60 if len(ends) == 1 else 1)]) for end in ends]
+        found = [again.next_logits([context[:end]], [min(end, 60 if len(ends) == 1 else 1)]).values for end in ends]
         torch.testing.assert_close(torch.cat(found, dim=1), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -645,12 +633,12 @@ def test_other_defaults_of_torch_change_nothing(monkeypatch: pytest.MonkeyPatch)
     """They are the process's: somebody who loads a model elsewhere sets them for a while."""
     monkeypatch.setattr(compiled_pass, "_STEP", 3)
     context = [i * 7 % VOCABULARY for i in range(60)]
-    expected = CausalLM(compiled(llama(**WHOLE))).next_logits([context], [60])
+    expected = CausalLM(compiled(llama(**WHOLE))).next_logits([context], [60]).values
     lm, law = CausalLM(compiled(llama(**WHOLE))), torch.full((1, 4), 0.25)
     try:
         torch.set_default_dtype(torch.bfloat16)
         torch.set_default_device("meta")
-        found = lm.next_logits([context], [60])
+        found = lm.next_logits([context], [60]).values
         token = kernels().draw(law, torch.tensor([0.6], dtype=torch.float64, device="cpu"))
         least = kernels().least_of_top_k(law, [1])
     finally:
@@ -665,29 +653,29 @@ def test_other_defaults_of_torch_change_nothing(monkeypatch: pytest.MonkeyPatch)
 def test_weights_that_move_after_loading_are_found_again() -> None:
     model: Any = compiled(uneven(llama(**WHOLE)))
     lm, context = CausalLM(model), list(range(20))
-    before = lm.next_logits([context], [20])
+    before = lm.next_logits([context], [20]).values
     lm.model.float()  # anew, though nothing moves
     model.model.embed_tokens.weight.data = model.model.embed_tokens.weight.data.clone()
     lm.kv.clear()
     lm.next_logits([context[:3]], [1])
-    assert torch.equal(lm.next_logits([context], [17])[0], before[0, 3:])
+    assert torch.equal(lm.next_logits([context], [17]).values[0], before[0, 3:])
     assert lm._forward._compiled is not None
     assert lm._forward._compiled.is_current()
     lm.model.load_state_dict({name: 2 * tensor for name, tensor in lm.model.state_dict().items()}, assign=True)
     lm.kv.clear()
-    expected = CausalLM(copy.deepcopy(lm.model)).next_logits([context], [1])
+    expected = CausalLM(copy.deepcopy(lm.model)).next_logits([context], [1]).values
     lm.kv.clear()
-    torch.testing.assert_close(lm.next_logits([context], [1]), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(lm.next_logits([context], [1]).values, expected, rtol=1e-5, atol=1e-5)
     lm.model.load_state_dict({name: tensor / 2 for name, tensor in lm.model.state_dict().items()}, assign=True)
     for part in ("model.norm.weight", "model.embed_tokens.weight"):
         weight = model.get_parameter(part)
         kept, weight.data = weight.data, torch.zeros_like(weight)
         lm.kv.clear()
-        assert lm.next_logits([context], [1]).abs().max() < before.abs().max() / 100
+        assert lm.next_logits([context], [1]).values.abs().max() < before.abs().max() / 100
         weight.data = kept
     lm.kv.clear()
     lm.next_logits([context[:3]], [1])
-    assert torch.equal(lm.next_logits([context], [17])[0], before[0, 3:])
+    assert torch.equal(lm.next_logits([context], [17]).values[0], before[0, 3:])
     model.model.embed_tokens.to(torch.float64)
     lm.kv.clear()
     with pytest.raises((TypeError, UserWarning)):  # whatever comes first: no scores of weights that are gone
@@ -697,12 +685,12 @@ def test_weights_that_move_after_loading_are_found_again() -> None:
 @needs_compiler
 def test_a_loaded_model_may_be_copied() -> None:
     lm = CausalLM(compiled(llama(**WHOLE)))
-    expected, other = lm.next_logits([[1, 2, 3]], [3]), copy.deepcopy(lm)
+    expected, other = lm.next_logits([[1, 2, 3]], [3]).values, copy.deepcopy(lm)
     with torch.no_grad():
         for parameter in lm.model.parameters():
             parameter.zero_()
     assert other._forward._compiled is not None
-    assert torch.equal(other.next_logits([[1, 2, 3]], [3]), expected)
+    assert torch.equal(other.next_logits([[1, 2, 3]], [3]).values, expected)
 
 
 @needs_compiler
@@ -720,13 +708,13 @@ def test_angles_that_depend_on_other_positions_are_not_looked_up(monkeypatch: py
 @pytest.mark.parametrize("part", ["", "model", "model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"])
 def test_a_model_that_somebody_changed_is_computed_in_parts(part: str) -> None:
     lm, context = CausalLM(compiled(llama(**WHOLE))), [1, 2, 3]
-    before, seen = lm.next_logits([context], [3]), []
+    before, seen = lm.next_logits([context], [3]).values, []
     handle = lm.model.get_submodule(part).register_forward_hook(lambda *call: seen.append(call))
     lm.next_logits([[*context, 4]], [3])
     assert seen
     handle.remove()
     seen.clear()
-    assert torch.equal(lm.next_logits([context], [3]), before)
+    assert torch.equal(lm.next_logits([context], [3]).values, before)
     assert not seen
 
 
@@ -759,31 +747,31 @@ def test_mixed_layers_are_compiled_one_by_one() -> None:
 @needs_compiler
 def test_copies_of_a_compiled_model_have_weights_of_their_own() -> None:
     model = compiled(llama(**WHOLE))
-    expected = CausalLM(copy.deepcopy(model)).next_logits([[1, 2, 3]], [3])
+    expected = CausalLM(copy.deepcopy(model)).next_logits([[1, 2, 3]], [3]).values
     again = copy.deepcopy(model)
     with torch.no_grad():
         for parameter in (*model.parameters(), *model.buffers()):
             parameter.zero_()
-    assert torch.equal(CausalLM(again).next_logits([[1, 2, 3]], [3]), expected)
+    assert torch.equal(CausalLM(again).next_logits([[1, 2, 3]], [3]).values, expected)
 
 
 @needs_compiler
 def test_weights_that_move_are_found_again() -> None:
     model = compiled(llama(**WHOLE))
     context = list(range(20))
-    expected = CausalLM(model).next_logits([context], [20])
+    expected = CausalLM(model).next_logits([context], [20]).values
     norms = [parameter for name, parameter in model.named_parameters() if name.endswith("layernorm.weight")]
     assert len(norms) == 4
     model.to(torch.float64)
     model.to(torch.float32)
     junk = [torch.full_like(norm, math.nan) for norm in norms * 50]  # where the norms may have been
-    assert torch.equal(CausalLM(model).next_logits([context], [20]), expected)
+    assert torch.equal(CausalLM(model).next_logits([context], [20]).values, expected)
     del junk
     with torch.no_grad():
         for norm in norms:
             norm.mul_(2)
     model.to(torch.float32)
-    assert not torch.equal(CausalLM(model).next_logits([context], [20]), expected)
+    assert not torch.equal(CausalLM(model).next_logits([context], [20]).values, expected)
 
 
 @needs_compiler
@@ -792,19 +780,19 @@ def test_one_compiled_model_may_serve_two_caches() -> None:
     first, second = CausalLM(model, rows=2), CausalLM(model, rows=3)
     context = list(range(20))
     for lm in (first, second, first):
-        found = lm.next_logits([context, [5, *context]], [20, 3])
-    assert torch.equal(found, CausalLM(compiled(llama(**WHOLE))).next_logits([context, [5, *context]], [20, 3]))
+        found = lm.next_logits([context, [5, *context]], [20, 3]).values
+    assert torch.equal(found, CausalLM(compiled(llama(**WHOLE))).next_logits([context, [5, *context]], [20, 3]).values)
 
 
 @needs_compiler
 def test_a_compiled_model_scores_a_token_the_same_bit_by_bit_whatever_else_is_computed() -> None:
     lm, context = CausalLM(compiled(llama(**WHOLE)), rows=4), [i * 7 % VOCABULARY for i in range(60)]
-    together = lm.next_logits([context], [60])[0]
+    together = lm.next_logits([context], [60]).values[0]
     for row in lm.kv.rows:
         row.tokens.clear()
     for end in range(1, 61):
         others = [[end, 2, 3], context[:end], [5]] if end % 2 else [context[:end]]
-        found = lm.next_logits(others, [1] * len(others))
+        found = lm.next_logits(others, [1] * len(others)).values
         assert torch.equal(found[others.index(context[:end]), 0], together[end - 1]), end
 
 
@@ -926,7 +914,7 @@ def test_a_compiler_that_fails_costs_a_warning_and_nothing_else(
         CausalLM.from_pretrained(tmp_path / "model", device="cpu", compile=True)
     assert len(warned) == 1
     expected = CausalLM.from_pretrained(tmp_path / "model", device="cpu", compile=False)
-    assert torch.equal(lm.next_logits([[1, 2, 3]], [3]), expected.next_logits([[1, 2, 3]], [3]))
+    assert torch.equal(lm.next_logits([[1, 2, 3]], [3]).values, expected.next_logits([[1, 2, 3]], [3]).values)
 
 
 def test_without_a_compiler_nobody_is_told(anew: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def assert_serves(lm: CausalLM, folder: Path) -> None:
         expected = model(input_ids=context, use_cache=False).logits[0]
     ids = context[0].tolist()
     lm.next_logits([ids[:17]], [0])
-    found = lm.next_logits([ids], [40])[0]
+    found = lm.next_logits([ids], [40]).values[0]
     assert float((found - expected).abs().max() / expected.abs().max()) < 1e-5
 
 
@@ -140,7 +140,7 @@ def test_end_tokens_are_those_that_the_model_scores(
     change(folder / CONFIG, eos_token_id=config)
     change(folder / GENERATION, eos_token_id=generation)
     with caplog.at_level(logging.WARNING, "agentspec"):
-        assert load(folder).end_tokens == ends
+        assert load(folder).end_token_ids == ends
     strays = isinstance(config, list) and VOCABULARY in config
     assert bool(caplog.records) == strays
     assert not strays or f"eos_token_id names [{VOCABULARY}, 1000000000]" in caplog.text
@@ -149,7 +149,7 @@ def test_end_tokens_are_those_that_the_model_scores(
 def test_a_model_without_a_generation_config_has_the_ends_of_its_config(copy: Callable[[str], Path]) -> None:
     folder = copy("llama")
     (folder / GENERATION).unlink()
-    assert load(folder).end_tokens == {2}
+    assert load(folder).end_token_ids == {2}
 
 
 @pytest.mark.parametrize("value", ["</s>", [2, "x"], True, 2.0])

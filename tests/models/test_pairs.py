@@ -13,7 +13,17 @@ from tiny import llama
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from agentspec import CausalLM, IncompatiblePairError, ModelLoadError, Request, SamplingParams, TranslatedModel
+from agentspec import (
+    CausalLM,
+    IncompatiblePairError,
+    InvalidRequestError,
+    LocalEngine,
+    ModelLoadError,
+    Request,
+    SamplingParams,
+    SpeculativeDecoder,
+    TranslatedModel,
+)
 from agentspec.engine.registry import PairSpec, load_engine, shared_engine, translate
 from agentspec.models.backends.native import compiles
 from agentspec.models.packing import compiled_by
@@ -42,6 +52,27 @@ def test_padded_heads_are_reconciled_and_padding_is_never_emitted(tmp_path: Path
     assert {token for sample in samples for token in sample.tokens} <= set(range(9))
     assert sum(sample.stats.drafted["model"] for sample in samples) > 0
     engine.close()
+
+
+def test_an_engine_limits_the_ids_of_its_own_rounds_alone() -> None:
+    """A caller's model stays as it is; engines with tokenizers of other sizes over it do not disturb each other."""
+    model = CausalLM(llama(0, vocab_size=64, pad_token_id=None, bos_token_id=None, eos_token_id=0))
+    alphabets = {"abcdefgh": 9, "abcdefghijklmnop": 17}
+    engines = [LocalEngine(SpeculativeDecoder(model), letter_tokenizer([END, *letters])) for letters in alphabets]
+    engines.append(LocalEngine(SpeculativeDecoder(model)))
+    params = SamplingParams(temperature=50.0, seed=3, max_tokens=60, logprobs=2)
+    largest = []
+    for engine in engines:
+        [samples] = engine.generate([Request([1, 2], params, n=3)])
+        largest.append(max(token for sample in samples for token in sample.tokens))
+    assert largest[0] in range(5, 9)
+    assert largest[1] in range(9, 17)
+    assert largest[2] in range(17, 64)
+    assert model.vocab_size == 64
+    with pytest.raises(InvalidRequestError, match="outside the vocabulary of 9"):
+        engines[0].generate([Request([1, 20])])
+    for engine in engines:
+        engine.close()
 
 
 def test_a_draft_of_another_tokenizer_drafts_what_both_have(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 from tiny import llama
 
 from agentspec import (
@@ -22,7 +21,6 @@ from agentspec import (
     SpeculativeDecoder,
     SuffixDrafter,
 )
-from agentspec.models.logits import Told
 from agentspec.runtime.threads import lock_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -154,20 +152,6 @@ def test_a_pass_of_one_engine_waits_for_the_pass_of_another() -> None:
     assert not waits.is_alive()
     for engine in engines:
         engine.close()
-
-
-def test_best_tokens_are_never_those_of_other_logits() -> None:
-    """Kept as one value: a thread that is overtaken while it reads sees the old or the new, never parts of both."""
-    told, mine, other = Told(), torch.zeros(1, 1, 3), torch.zeros(1, 1, 3)
-
-    def overtaken() -> torch.Tensor:
-        told.remember(other, [[2]])
-        return mine
-
-    told._known = overtaken, mine._version, [[1]]
-    assert told.of(mine) == [[1]]
-    assert told.of(mine) is None
-    assert told.of(other) == [[2]]
 
 
 def test_locks_do_not_keep_models_alive() -> None:

@@ -61,9 +61,9 @@ def test_scores_of_kernels_are_the_same_on_any_number_of_threads(tmp_path: Path)
     for counts in ((1, 1), (2, 2), (3, 3), (1, 2), (3, 1)):
         lm.kv.clear()
         torch.set_num_threads(counts[0])
-        first = lm.next_logits([context[:-9] for context in contexts], [3, 3])
+        first = lm.next_logits([context[:-9] for context in contexts], [3, 3]).values
         torch.set_num_threads(counts[1])
-        found.append(torch.cat([first, lm.next_logits(contexts, [9, 9])], dim=1))
+        found.append(torch.cat([first, lm.next_logits(contexts, [9, 9]).values], dim=1))
     assert all(torch.equal(found[0], other) for other in found[1:])
 
 

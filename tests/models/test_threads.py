@@ -13,6 +13,7 @@ from torch import Tensor
 
 import agentspec.models.causal_lm
 from agentspec import CausalLM
+from agentspec.models import as_language_model
 from agentspec.models.pass_cost import measured
 from agentspec.runtime.threads import apart
 
@@ -50,7 +51,7 @@ def test_models_are_loaded_and_measured_apart(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(agentspec.models.causal_lm.CausalLM, "_probe", watched)
     CausalLM.from_pretrained(tmp_path, device="cpu")
-    measured(Watched())
+    measured(as_language_model(Watched()))
     assert len(seen) > 10
     assert threading.current_thread() not in seen
     assert not any(thread.is_alive() for thread in seen)

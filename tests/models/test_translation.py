@@ -26,7 +26,7 @@ from agentspec import (
     TranslatedModel,
     Translation,
 )
-from agentspec.models import CachingModel, SelectiveModel
+from agentspec.models import LanguageModel
 from agentspec.models.cross_vocab.translation import BLOCK
 from agentspec.runtime.tokens import token_bytes
 
@@ -258,7 +258,9 @@ def test_the_same_model_behind_other_ids_is_always_right() -> None:
     target, draft, tokenizer = permuted()
     assert draft.translation.shared != {i: i for i in draft.translation.shared}
     prompts = [plain_ids(tokenizer, text) for text in TEXTS[:4]]
-    assert torch.allclose(draft.next_logits(prompts, [3] * 4), target.next_logits(prompts, [3] * 4), atol=1e-4)
+    assert torch.allclose(
+        draft.next_logits(prompts, [3] * 4).values, target.next_logits(prompts, [3] * 4).values, atol=1e-4
+    )
     engine = LocalEngine(SpeculativeDecoder(target, ModelDrafter(draft), gamma=4), tokenizer)
     params = SamplingParams(temperature=0, max_tokens=40)
     samples = [one for (one,) in engine.generate([Request(prompt, params) for prompt in prompts])]
@@ -279,7 +281,7 @@ def test_scores_of_shared_tokens_are_the_drafts_behind_the_translation() -> None
     contexts = [plain_ids(TOKENIZERS["bpe"](), text) for text in TEXTS]
     last = [min(len(context), 1 + row) for row, context in enumerate(contexts)]
     last[2] = 0
-    scores = model.next_logits(contexts, last)
+    scores = model.next_logits(contexts, last).values
     assert scores.shape == (len(contexts), max(last), len(TOKENIZERS["bpe"]()))
     respelled = 0
     for row, (context, count) in enumerate(zip(contexts, last, strict=True)):
@@ -293,8 +295,8 @@ def test_scores_of_shared_tokens_are_the_drafts_behind_the_translation() -> None
                 assert scores[row, k, token] == (float("-inf") if twin is None else expected[twin])
     assert respelled  # some words were spelled otherwise before they went on
     assert torch.isfinite(scores[0, 0]).sum() == model.shared_tokens == len(model.translation.shared)
-    assert model.next_logits([], []).shape[-1] == model.vocab_size
-    assert model.next_logits(contexts[:2], [0, 0]).shape == (2, 0, model.vocab_size)
+    assert model.next_logits([], []).values.shape[-1] == model.vocab_size
+    assert model.next_logits(contexts[:2], [0, 0]).values.shape == (2, 0, model.vocab_size)
 
 
 def test_ids_beyond_the_drafts_head_are_left_out() -> None:
@@ -308,7 +310,7 @@ def test_ids_beyond_the_drafts_head_are_left_out() -> None:
     assert [model.can_read(context) for context in contexts] == fits
     assert not model.can_read([model.vocab_size])
     known = [context for context in contexts if model.can_read(context)]
-    scores = model.next_logits(known, [1] * len(known))
+    scores = model.next_logits(known, [1] * len(known)).values
     assert torch.isfinite(scores).sum(-1).unique().tolist() == [model.shared_tokens]
 
 
@@ -323,9 +325,8 @@ def pair() -> tuple[CausalLM, TranslatedModel]:
 
 def test_it_is_a_caching_model_in_the_targets_tokens(pair: tuple[CausalLM, TranslatedModel]) -> None:
     target, draft = pair
-    assert isinstance(draft, CachingModel)
-    assert isinstance(draft, SelectiveModel)
-    assert (draft.vocab_size, draft.max_rows, draft.device) == (target.vocab_size, 8, torch.device("cpu"))
+    assert isinstance(draft, LanguageModel)
+    assert (draft.vocab_size, draft.max_running, draft.device) == (target.vocab_size, 8, torch.device("cpu"))
     assert isinstance(draft.model, CausalLM)
     assert draft.fingerprint is not None
     assert draft.fingerprint != draft.model.fingerprint

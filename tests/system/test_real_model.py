@@ -209,12 +209,12 @@ def test_scores_are_the_same_bit_by_bit_however_many_are_computed(
     target, _ = embedded_model
     context, other = (prompts[-1] * 8)[:300], prompts[0]
     target.kv.clear()
-    plain = torch.cat([target.next_logits([context[:end]], [1])[0] for end in range(281, 301)])
+    plain = torch.cat([target.next_logits([context[:end]], [1]).values[0] for end in range(281, 301)])
     for width in (2, 3, 5, 9, 20):
         for beside in ([], [other]):
             target.kv.clear()
             target.next_logits([context[: 300 - width]], [0])
-            found = target.next_logits([context, *beside], [width, *[1] * len(beside)])[0]
+            found = target.next_logits([context, *beside], [width, *[1] * len(beside)]).values[0]
             assert torch.equal(found[:width], plain[-width:]), (width, len(beside))
 
 
@@ -239,10 +239,10 @@ def test_drawn_texts_have_the_law_of_the_model(embedded_model: tuple[CausalLM, A
     [samples] = engine.generate([Request(prompt, dataclasses.replace(params, seed=5), n=320)])
     engine.close()
     assert 0.2 < sum(s.stats.accepted_tokens for s in samples) / sum(s.stats.drafted_tokens for s in samples) < 0.95
-    first = warp(target.next_logits([prompt], [1]), [params])[0, 0]
+    first = warp(target.next_logits([prompt], [1]).values, [params])[0, 0]
     law = {}
     for one in first.nonzero().flatten().tolist():
-        second = warp(target.next_logits([[*prompt, one]], [1]), [params])[0, 0]
+        second = warp(target.next_logits([[*prompt, one]], [1]).values, [params])[0, 0]
         law |= {(one, two): float(first[one] * second[two]) for two in second.nonzero().flatten().tolist()}
     found = Counter(sample.tokens for sample in samples)
     assert found.keys() <= law.keys()

@@ -115,11 +115,11 @@ def test_seconds_that_the_host_waits_for_a_pass_are_those_of_the_pass(monkeypatc
 
     def read(logits: Tensor) -> list[list[int]]:
         now[0] = max(free_at[0], now[0]) + 1
-        return sampling.best_tokens(logits)
+        return sampling.argmax_tokens(logits)
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"of {device}")
-    monkeypatch.setattr(acceptance, "best_tokens", read)
+    monkeypatch.setattr(acceptance, "argmax_tokens", read)
     seconds = SpeculativeDecoder(Far(), Repeats(), gamma=2).round(batch_of(1, temperature=0.0)).seconds
     assert seconds == {"draft_s": 0, "mask_s": 0, "verify_s": 20, "sample_s": 1, "detokenize_s": 0}
 

@@ -37,6 +37,7 @@ from agentspec.acceptance_rates import AcceptanceRates
 from agentspec.draft_length import Auto, best_width
 from agentspec.drafters import DraftBudget, DraftRow, NoDrafter
 from agentspec.grammars import GrammarCursor
+from agentspec.models import as_language_model
 from agentspec.models.pass_cost import PassCost, measured
 from agentspec.report.gain import call_gain
 from agentspec.report.schema import Step
@@ -403,7 +404,7 @@ def test_a_table_is_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.M
         fingerprint = "a table"
 
     cache = DiskCache(tmp_path / "cache")
-    first = measured(Model(), cache)
+    first = measured(as_language_model(Model()), cache)
     assert {(1, 1), (8, 17)} <= set(first.seconds)
     asked: list[dict[str, Any]] = []
 
@@ -412,7 +413,7 @@ def test_a_table_is_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.M
         return {(1, 1): first(1, 1) * 1.4, (8, 17): first(8, 17) / 1.4}
 
     monkeypatch.setattr(agentspec.models.pass_cost, "measure", nothing)
-    second = measured(Model(), cache)
+    second = measured(as_language_model(Model()), cache)
     quieter = first.seconds | {(8, 17): first(8, 17) / 1.4}  # a busy second is forgotten, a quiet one is not
     assert second.seconds == agentspec.models.pass_cost._without_spikes(quieter)
     assert [(how["budget_s"], set(how["known"])) for how in asked] == [(0.5, set(first.seconds))]
@@ -420,11 +421,11 @@ def test_a_table_is_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.M
 
 def test_the_outline_is_measured_whatever_it_takes_and_what_is_missing_comes_first() -> None:
     outline = {(r, w) for r in (1, 8) for w in (1, 5, 17)}
-    assert set(agentspec.models.pass_cost.measure(TableModel(), budget_s=0)) == outline
+    assert set(agentspec.models.pass_cost.measure(as_language_model(TableModel()), budget_s=0)) == outline
     known = outline - {(8, 5)}
-    assert set(agentspec.models.pass_cost.measure(TableModel(), budget_s=0, known=known)) == {(8, 5)}
-    assert len(agentspec.models.pass_cost.measure(TableModel(), budget_s=0, known=outline)) == 1
-    assert {(2, 3), (4, 13)} < set(agentspec.models.pass_cost.measure(TableModel()))
+    assert set(agentspec.models.pass_cost.measure(as_language_model(TableModel()), budget_s=0, known=known)) == {(8, 5)}
+    assert len(agentspec.models.pass_cost.measure(as_language_model(TableModel()), budget_s=0, known=outline)) == 1
+    assert {(2, 3), (4, 13)} < set(agentspec.models.pass_cost.measure(as_language_model(TableModel())))
 
 
 def test_a_busy_second_is_no_cost() -> None:
@@ -439,11 +440,11 @@ def test_a_table_of_another_device_or_version_is_ignored(tmp_path: Path, monkeyp
     cache = DiskCache(tmp_path / "cache")
     tables = [{(1, 1): 1.0}, {(1, 1): 2.0}, {(1, 1): 3.0}]
     monkeypatch.setattr(agentspec.models.pass_cost, "measure", lambda *_, **__: tables.pop(0))
-    assert measured(Model(), cache)(1, 1) == 1
+    assert measured(as_language_model(Model()), cache)(1, 1) == 1
     monkeypatch.setattr(torch, "__version__", "another")
-    assert measured(Model(), cache)(1, 1) == 2
+    assert measured(as_language_model(Model()), cache)(1, 1) == 2
     monkeypatch.setattr(Model, "fingerprint", "another table")
-    assert measured(Model(), cache)(1, 1) == 3
+    assert measured(as_language_model(Model()), cache)(1, 1) == 3
 
 
 def test_costs_of_a_model_that_cannot_capture_after_all_are_not_kept(
@@ -452,16 +453,16 @@ def test_costs_of_a_model_that_cannot_capture_after_all_are_not_kept(
     class Model(TableModel):
         fingerprint = "captured"
 
-    def fails(model: Model, *_: Any, **__: Any) -> dict[tuple[int, int], float]:
-        model.fingerprint = "launched"
+    def fails(model: Any, *_: Any, **__: Any) -> dict[tuple[int, int], float]:
+        model.model.fingerprint = "launched"
         return {(1, 1): 1e-12}
 
     cache = DiskCache(tmp_path / "cache")
     right = agentspec.models.pass_cost.measure
     monkeypatch.setattr(agentspec.models.pass_cost, "measure", fails)
-    assert measured(Model(), cache)(1, 1) == 1e-12
+    assert measured(as_language_model(Model()), cache)(1, 1) == 1e-12
     monkeypatch.setattr(agentspec.models.pass_cost, "measure", right)
-    assert measured(Model(), cache)(1, 1) > 1e-12
+    assert measured(as_language_model(Model()), cache)(1, 1) > 1e-12
 
 
 @pytest.mark.parametrize("value", [b"", b"{}", b"[[1, 1]]", b"[[1, 1, -3]]", b"\xff", b'"x"'], ids=str)
@@ -470,10 +471,10 @@ def test_a_broken_table_is_measured_again(tmp_path: Path, value: bytes) -> None:
         fingerprint = "a table"
 
     cache = DiskCache(tmp_path / "cache")
-    key = agentspec.models.pass_cost._key(Model())
+    key = agentspec.models.pass_cost._key(as_language_model(Model()))
     assert key is not None
     cache.set(key, value)
-    assert (8, 17) in measured(Model(), cache).seconds
+    assert (8, 17) in measured(as_language_model(Model()), cache).seconds
 
 
 def test_auto_is_measured_where_a_decoder_is_made() -> None:

@@ -47,8 +47,10 @@ from agentspec.drafters import DraftBudget
 from agentspec.errors import InvalidRequestError
 from agentspec.grammars import GrammarCursor, Matcher
 from agentspec.grammars.token_mask import PackedMasks, TokenMask
+from agentspec.models.backends.native import compiles, kernels
+from agentspec.models.backends.native.sampling import NativeSampling
 from agentspec.rng import Acceptance, CoupledRng, Role, SequenceRng
-from agentspec.sampling import best_tokens, warp, warped
+from agentspec.sampling import argmax_tokens, warp, warped_logits
 from agentspec.sequence import RequestGroup
 from agentspec.speculative import verify
 
@@ -99,6 +101,32 @@ def enumerated(*labels: str) -> list[tuple[int, int]]:
     """Seeds of the models and gammas to enumerate: all, or, quickly, one pair that the labels choose, gamma below 3."""
     small = [(seed, gamma) for seed, gamma in CASES if gamma < max(GAMMAS)]
     return effort(quick=[small[zlib.crc32(" ".join(labels).encode()) % len(small)]], whole=CASES)
+
+
+@pytest.mark.skipif(not compiles("auto"), reason="no C++ compiler")
+@pytest.mark.whole
+@every_task
+@every_setting
+@every_drafter
+def test_the_emitted_distribution_is_the_targets_by_native_kernels(drafter: str, setting: str, task: Task) -> None:
+    """Natively, draws and filters are of float32: errors are its rounding."""
+    native = NativeSampling(kernels())
+    for seed, gamma in enumerated("native", drafter, setting, repr(task)):
+        target, draft = table_models(task, seed, torch.float32)
+        decoder = SpeculativeDecoder(target, drafters(target, draft)[drafter], gamma)
+        error = largest_error(task.emitted(decoder.round, setting, native), task.plain(target, setting))
+        assert error < 2e-6, f"models {seed}, gamma {gamma}"
+
+
+@pytest.mark.skipif(not compiles("auto"), reason="no C++ compiler")
+def test_a_wrong_native_draw_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    native, task = NativeSampling(kernels()), TASKS["free"]
+    target, draft = table_models(task, 1, torch.float32)
+    decoder = SpeculativeDecoder(target, drafters(target, draft)["model"], 2)
+    right = native._kernels.draw
+    monkeypatch.setattr(native._kernels, "draw", lambda probs, uniforms: right(probs.sqrt(), uniforms))
+    wrong = task.emitted(decoder.round, "temperature 1", native)
+    assert largest_error(wrong, task.plain(target, "temperature 1")) > 1e-4  # rounding is below 2e-6
 
 
 @pytest.mark.whole
@@ -231,10 +259,10 @@ def test_the_greedy_path_is_what_both_rules_come_to(is_dense: bool) -> None:
                 undefined[n > 0] += is_undefined
                 if is_undefined and n == 0:
                     with pytest.raises(InvalidRequestError, match="No token may come next"):
-                        accept_argmax(some, best_tokens(some), row, cursor)
+                        accept_argmax(some, argmax_tokens(some), row, cursor)
                 else:
                     new = [*drafted[b][:n], *[token] * (not is_undefined)]
-                    assert accept_argmax(some, best_tokens(some), row, cursor) == [new]
+                    assert accept_argmax(some, argmax_tokens(some), row, cursor) == [new]
                     assert cursor.commit(0, new) in (n, n + 1)  # the last token may have been found by its mask
                     accepted.add(n)
                 cursor.reset()
@@ -429,7 +457,7 @@ def test_p_and_q_see_the_same_masks(name: str, acceptance: Acceptance, monkeypat
 
         return spied
 
-    monkeypatch.setattr(agentspec.acceptance, "warped", spy("p", warped))
+    monkeypatch.setattr(agentspec.acceptance, "warped_logits", spy("p", warped_logits))
     monkeypatch.setattr(agentspec.drafters.model, "warp", spy("q", warp))
     target, draft = chatty_models()
     drafter = Recorded(drafters(target, draft)[name])

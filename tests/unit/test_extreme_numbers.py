@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from agentspec import Batch, InvalidRequestError, PromptLookupDrafter, SamplingParams, Sequence, SpeculativeDecoder
-from agentspec import rng as rng_module
-from agentspec import sampling as sampling_module
 from agentspec.grammars.token_mask import PackedMasks
 from agentspec.models.backends.native import compiles, kernels
+from agentspec.models.backends.native.sampling import NativeSampling
+from agentspec.models.backends.sampling import TORCH, SamplingKernels
 from agentspec.rng import CoupledRng, Role, SequenceRng
-from agentspec.sampling import Prefix, best_tokens, log_probs, warp, warped
+from agentspec.sampling import Prefix, argmax_tokens, log_probs, processed_logits, warp, warped_logits
 
 INF, NAN, GREATEST = math.inf, math.nan, torch.finfo(torch.float32).max
 ENGINES = ["torch", pytest.param("native", marks=pytest.mark.skipif(not compiles("auto"), reason="no C++ compiler"))]
@@ -38,20 +38,17 @@ FILTERS: list[dict[str, Any]] = [
 
 
 @pytest.fixture(params=ENGINES)
-def arithmetic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def arithmetic(request: pytest.FixtureRequest) -> SamplingKernels:
     """Which code filters and draws."""
-    found = kernels() if request.param == "native" else None
-    for module in (sampling_module, rng_module):
-        monkeypatch.setattr(module, "kernels_for", lambda numbers: found)
-    return str(request.param)
+    return NativeSampling(kernels()) if request.param == "native" else TORCH
 
 
-def law(scores: SequenceOf[float], mask: SequenceOf[bool] | None = None, **settings: Any) -> list[float]:
-    logits = torch.tensor([[scores]])
-    (((*masses,),),) = warp(
-        logits, [SamplingParams(**settings)], None if mask is None else PackedMasks.of(torch.tensor([[mask]]))
-    ).tolist()
-    return masses
+def probs(
+    scores: SequenceOf[float], mask: SequenceOf[bool] | None = None, by: SamplingKernels = TORCH, **settings: Any
+) -> list[float]:
+    masks = None if mask is None else PackedMasks.of(torch.tensor([[mask]]))
+    (((*found,),),) = warp(torch.tensor([[scores]]), [SamplingParams(**settings)], masks, None, by).tolist()
+    return found
 
 
 # Settings
@@ -119,33 +116,35 @@ def test_limits_that_are_no_numbers_are_named() -> None:
 
 
 @pytest.mark.parametrize("settings", FILTERS, ids=str)
-def test_logits_of_plus_infinity_share_the_mass(settings: dict[str, Any], arithmetic: str) -> None:
-    assert law([0.0, INF, 1.0, GREATEST, -INF], **settings) == [0, 1, 0, 0, 0]
-    assert law([INF, 5.0, INF, GREATEST], **settings) == [0.5, 0, 0.5, 0]
-    assert law([INF] * 4, **settings) == [0.25] * 4
-    assert law([INF, 1.0, INF], [False, True, True], **settings) == [0, 0, 1]
-    assert law([INF, 1.0, -INF], [False, True, True], **settings) == [0, 1, 0]
+def test_logits_of_plus_infinity_share_the_mass(settings: dict[str, Any], arithmetic: SamplingKernels) -> None:
+    assert probs([0.0, INF, 1.0, GREATEST, -INF], None, arithmetic, **settings) == [0, 1, 0, 0, 0]
+    assert probs([INF, 5.0, INF, GREATEST], None, arithmetic, **settings) == [0.5, 0, 0.5, 0]
+    assert probs([INF] * 4, None, arithmetic, **settings) == [0.25] * 4
+    assert probs([INF, 1.0, INF], [False, True, True], arithmetic, **settings) == [0, 0, 1]
+    assert probs([INF, 1.0, -INF], [False, True, True], arithmetic, **settings) == [0, 1, 0]
 
 
 @pytest.mark.parametrize("settings", FILTERS, ids=str)
-def test_nan_makes_no_law_where_it_is_legal_and_is_nothing_elsewhere(settings: dict[str, Any], arithmetic: str) -> None:
+def test_nan_makes_no_law_where_it_is_legal_and_is_nothing_elsewhere(
+    settings: dict[str, Any], arithmetic: SamplingKernels
+) -> None:
     for scores in ([0.0, NAN, 1.0], [INF, NAN, 1.0], [NAN] * 3, [-INF, NAN, -INF]):
-        assert all(map(math.isnan, law(scores, **settings))), scores
-    assert law([NAN, 3.0, NAN], [False, True, False], **settings) == [0, 1, 0]
-    assert all(map(math.isnan, law([-INF] * 3, **settings)))
+        assert all(map(math.isnan, probs(scores, None, arithmetic, **settings))), scores
+    assert probs([NAN, 3.0, NAN], [False, True, False], arithmetic, **settings) == [0, 1, 0]
+    assert all(map(math.isnan, probs([-INF] * 3, None, arithmetic, **settings)))
 
 
 def test_at_temperature_0_the_first_infinity_has_it_all() -> None:
     scores = torch.tensor([[[0.0, INF, 1.0, INF, -INF]]])
-    assert law(scores[0, 0].tolist(), temperature=0) == [0, 1, 0, 0, 0]
-    assert best_tokens(scores) == [[1]]
+    assert probs(scores[0, 0].tolist(), temperature=0) == [0, 1, 0, 0, 0]
+    assert argmax_tokens(scores) == [[1]]
 
 
 @pytest.mark.parametrize("temperature", [1e-5, 0.3, 0.999])
-def test_no_division_by_a_temperature_overflows(temperature: float, arithmetic: str) -> None:
-    assert law([GREATEST, GREATEST * 0.9, 0.0], temperature=temperature) == [1, 0, 0]
-    assert law([-GREATEST, -GREATEST * 0.9, -GREATEST], temperature=temperature) == [0, 1, 0]
-    assert law([1e35, 0.9e35, 1e35], temperature=temperature, top_k=3) == [0.5, 0, 0.5]
+def test_no_division_by_a_temperature_overflows(temperature: float, arithmetic: SamplingKernels) -> None:
+    assert probs([GREATEST, GREATEST * 0.9, 0.0], None, arithmetic, temperature=temperature) == [1, 0, 0]
+    assert probs([-GREATEST, -GREATEST * 0.9, -GREATEST], None, arithmetic, temperature=temperature) == [0, 1, 0]
+    assert probs([1e35, 0.9e35, 1e35], None, arithmetic, temperature=temperature, top_k=3) == [0.5, 0, 0.5]
 
 
 def test_penalties_and_bias_leave_finite_logits_finite() -> None:
@@ -158,7 +157,7 @@ def test_penalties_and_bias_leave_finite_logits_finite() -> None:
         {"repetition_penalty": 2.0**-126},
         {"repetition_penalty": GREATEST, "frequency_penalty": -GREATEST},
     ):
-        found = sampling_module.adjusted(logits, [SamplingParams(**settings)], where)[0, 0]
+        found = processed_logits(logits, [SamplingParams(**settings)], where)[0, 0]
         assert found[:3].isfinite().all(), settings
         assert found[3:].tolist() == [-INF, INF], settings
     only = law_after([0.0, 0.0], [0, 0, 0], frequency_penalty=GREATEST, banned_token_ids=[1])
@@ -175,11 +174,15 @@ def law_after(scores: SequenceOf[float], prefix: list[int], **settings: Any) -> 
 
 @pytest.mark.parametrize("kind", [SequenceRng, CoupledRng])
 @pytest.mark.parametrize("size", [1, 7, 64, 65, 1000])
-def test_a_law_that_is_none_draws_token_0(kind: type[SequenceRng], size: int, arithmetic: str) -> None:
+def test_a_law_that_is_none_draws_token_0(kind: type[SequenceRng], size: int, arithmetic: SamplingKernels) -> None:
     laws = torch.stack([torch.full((size,), NAN), torch.zeros(size), torch.zeros(size)])
     laws[2, -1] = 1.0
     for seed in range(5):
-        drawn = kind([seed] * 3, [0] * 3).draw(laws, Role.TARGET, torch.zeros(3, dtype=torch.long)).tolist()
+        drawn = (
+            kind([seed] * 3, [0] * 3, "cpu", arithmetic)
+            .draw(laws, Role.TARGET, torch.zeros(3, dtype=torch.long))
+            .tolist()
+        )
         assert drawn == [0, 0, size - 1]
 
 
@@ -200,12 +203,18 @@ class Fixed:
 RULES: list[Literal["rejection", "coupled"]] = ["rejection", "coupled"]
 
 
-def tokens(logits: SequenceOf[float], drafts: bool = False, rule: Any = "rejection", **settings: Any) -> list[int]:
+def tokens(
+    logits: SequenceOf[float],
+    drafts: bool = False,
+    rule: Any = "rejection",
+    by: SamplingKernels = TORCH,
+    **settings: Any,
+) -> list[int]:
     """The tokens of one request."""
     decoder = SpeculativeDecoder(Fixed(logits), PromptLookupDrafter() if drafts else None, gamma=3)
     sequence = Sequence([1, 2, 1, 2, 1], SamplingParams(max_tokens=6, **settings), seed=5, acceptance=rule)
     while sequence.finish_reason is None:
-        decoder.round(Batch([sequence]))
+        decoder.round(Batch([sequence], kernels=by))
     return sequence.tokens
 
 
@@ -213,25 +222,27 @@ def tokens(logits: SequenceOf[float], drafts: bool = False, rule: Any = "rejecti
 @pytest.mark.parametrize("drafts", [False, True], ids=["plain", "drafted"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_processor_that_gives_plus_infinity_chooses(
-    temperature: float, drafts: bool, rule: Any, arithmetic: str
+    temperature: float, drafts: bool, rule: Any, arithmetic: SamplingKernels
 ) -> None:
     def choose(prefix: list[int], scores: Tensor) -> Tensor:
         scores[len(prefix) % 3] = INF
         return scores
 
-    found = tokens([0.0] * 5, drafts, rule, temperature=temperature, logits_processor=(choose,), top_k=4)
+    found = tokens([0.0] * 5, drafts, rule, arithmetic, temperature=temperature, logits_processor=(choose,), top_k=4)
     assert found == [2, 0, 1, 2, 0, 1]
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("drafts", [False, True], ids=["plain", "drafted"])
 @pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"top_k": 2}, {"temperature": 0.0, "logprobs": 1}], ids=str)
-def test_nan_of_the_target_is_named(settings: dict[str, Any], drafts: bool, rule: Any, arithmetic: str) -> None:
+def test_nan_of_the_target_is_named(
+    settings: dict[str, Any], drafts: bool, rule: Any, arithmetic: SamplingKernels
+) -> None:
     with pytest.raises(InvalidRequestError, match=r"The target model gave NaN as the logits of 1 of 5 tokens"):
-        tokens([0.0, NAN, 1.0, 2.0, -INF], drafts, rule, **settings)
+        tokens([0.0, NAN, 1.0, 2.0, -INF], drafts, rule, arithmetic, **settings)
     passed_on = {"logits_processor": (lambda prefix, scores: scores * 1,), **settings}
     with pytest.raises(InvalidRequestError, match="The target model gave NaN"):
-        tokens([0.0, NAN, 1.0, 2.0, -INF], drafts, rule, **passed_on)
+        tokens([0.0, NAN, 1.0, 2.0, -INF], drafts, rule, arithmetic, **passed_on)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -271,7 +282,7 @@ def test_log_probabilities_are_those_of_the_law() -> None:
     logits = 5 * torch.randn(3, 2, 40, generator=generator)
     params = [SamplingParams(temperature=0.7, top_k=9, top_p=0.95), SamplingParams(temperature=0), SamplingParams()]
     mask = torch.rand(3, 2, 40, generator=generator) < 0.6
-    found = log_probs(warped(logits, params, PackedMasks.of(mask)))
+    found = log_probs(warped_logits(logits, params, PackedMasks.of(mask)))
     assert torch.allclose(found.exp(), warp(logits, params, PackedMasks.of(mask)), atol=1e-6)
     assert (found[~mask] == -INF).all()
     assert set(found[1].unique().tolist()) == {0.0, -INF}  # greedy

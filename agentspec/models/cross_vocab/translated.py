@@ -11,17 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from agentspec.errors import IncompatiblePairError
-from agentspec.models import CachingModel, fits_any_threads
+from agentspec.models import LanguageModel, Logits, as_language_model
 from agentspec.models.cross_vocab.translation import Translation
 from agentspec.runtime.device import upload
 
 
-class TranslatedModel:
-    """A ``CachingModel`` that reads and scores the target's ids and computes with a draft's.
+class TranslatedModel(LanguageModel):
+    """A model that reads and scores the target's ids and computes with a draft's.
 
     Args:
         model: the draft.
@@ -31,12 +30,12 @@ class TranslatedModel:
         IncompatiblePairError: for a draft whose context may end within two tokens of the target.
     """
 
-    def __init__(self, model: CachingModel, translation: Translation) -> None:
-        self.model = model
+    def __init__(self, model: LanguageModel, translation: Translation) -> None:
+        self.model = model = as_language_model(model)
         self.translation = translation
         pairs = [(ours, theirs) for ours, theirs in translation.shared.items() if theirs < model.vocab_size]
         self._ours, self._theirs = torch.tensor(pairs, dtype=torch.long, device=self.device).view(-1, 2).unbind(1)
-        if self.max_context < 2:
+        if self.max_context is not None and self.max_context < 2:
             raise IncompatiblePairError(
                 f"The draft reads {model.max_context} tokens, and one token of the target may become "
                 f"{translation.longest} of them; expected a draft that reads at least two of the target's tokens."
@@ -53,29 +52,35 @@ class TranslatedModel:
         return len(self._ours)
 
     @property
-    def max_context(self) -> int:
+    def max_context(self) -> int | None:
         """Tokens of the target that fit into the draft's context, whichever they are; ``can_read`` knows more."""
-        return (self.model.max_context - len(self.translation.lead)) // self.translation.longest
+        limit = self.model.max_context
+        return None if limit is None else (limit - len(self.translation.lead)) // self.translation.longest
 
     @property
-    def max_rows(self) -> int:
-        """Contexts that the draft keeps cached at most."""
-        return self.model.max_rows
+    def max_running(self) -> int:
+        """That of the draft."""
+        return self.model.max_running
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether the draft is."""
+        return self.model.is_cached
 
     @property
     def device(self) -> torch.device:
         """Where the draft computes, and where logits are returned."""
-        return torch.device(getattr(self.model, "device", "cpu"))
+        return self.model.device
 
     @property
     def fits_any_threads(self) -> bool:
         """Whether its model's scores are the same on any number of threads."""
-        return fits_any_threads(self.model)
+        return self.model.fits_any_threads
 
     @property
     def fingerprint(self) -> str | None:
         """The draft's, marked as translated; None where it has none."""
-        inner = getattr(self.model, "fingerprint", None)
+        inner = self.model.fingerprint
         return None if inner is None else f"{inner} for {self.vocab_size} ids, {self.shared_tokens} of them shared"
 
     def can_read(self, context: list[int]) -> bool:
@@ -83,7 +88,7 @@ class TranslatedModel:
         if max(context) >= self.vocab_size:
             return False
         ids = self.translation(context)
-        return len(ids) <= self.model.max_context and max(ids) < self.model.vocab_size
+        return max(ids) < self.model.vocab_size and self.model.can_read(ids)
 
     def cached_tokens(self, context: list[int]) -> int:
         """Length of the longest prefix of ``context``, up to a word's end, whose translation is wholly cached; 0 for a
@@ -92,23 +97,23 @@ class TranslatedModel:
             return 0
         return self.translation.whole_tokens(context, self.model.cached_tokens(self.translation(context)))
 
-    def next_logits(self, contexts: Sequence[list[int]], last: Sequence[int]) -> Tensor:
-        """Logits after each of the final ``last[b]`` tokens: ``[B, max(last), V]``, ``-inf`` for tokens not shared.
+    def next_logits(self, contexts: Sequence[list[int]], last: Sequence[int]) -> Logits:
+        """Return the logits ``[B, max(last), V]`` after the final ``last[b]`` tokens, -inf for tokens not shared.
 
         Those after a token are the draft's after the translation of the context up to it. Raises what the draft raises,
         in terms of its own tokens.
         """
         if not contexts:
-            return torch.empty(0, 0, self.vocab_size, device=self.device)
+            return Logits(torch.empty(0, 0, self.vocab_size, device=self.device))
         reads = _Reads()
         for context, count in zip(contexts, last, strict=True):
             self._ask(context, count, reads)
-        logits = self.model.next_logits(reads.contexts, reads.last)  # [reads, max(reads.last), draft ids]
+        logits = self.model.next_logits(reads.contexts, reads.last).values  # [reads, max(reads.last), draft ids]
         at = [(read, reads.last[read] - 1 - behind) for read, behind in reads.places]
         read, position = upload(torch.tensor(at, dtype=torch.long), logits.device).view(-1, 2).unbind(1)
         known = logits[read, position].index_select(-1, self._theirs)  # [sum(last), shared]
         scores = known.new_full((len(at), self.vocab_size), -math.inf).index_copy_(-1, self._ours, known)
-        return pad_sequence(list(torch.split(scores, list(last))), batch_first=True)
+        return Logits(pad_sequence(list(torch.split(scores, list(last))), batch_first=True))
 
     def _ask(self, context: list[int], count: int, reads: _Reads) -> None:
         """Ask for what follows the last ``count`` tokens of a context."""

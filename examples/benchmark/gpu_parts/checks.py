@@ -70,7 +70,7 @@ def cached_logits(model: CausalLM) -> tuple[Finding, float]:
     contexts = _ids(model.vocab_size, (4, 90)).tolist()
     model.next_logits([context[:60] for context in contexts], [0] * 4)
     model.next_logits([[*context[: 70 + b], 1, 2, 3] for b, context in enumerate(contexts)], [4] * 4)  # to be rejected
-    cached = model.next_logits(contexts, [5] * 4)
+    cached = model.next_logits(contexts, [5] * 4).values
     with torch.inference_mode():
         ids = torch.tensor(contexts, device=model.device)
         plain = model.model(input_ids=ids, use_cache=False).logits[:, -5:].float()
@@ -89,7 +89,7 @@ def captured_passes(launched: CausalLM, captured: CausalLM) -> Finding:
         width = (1, 3, 5, 9)[step % 4]
         called = [context + tokens[:width] for context in contexts[: 1 + step // 4 % 3]]
         asked = [width] * len(called)
-        ours, theirs = captured.next_logits(called, asked), launched.next_logits(called, asked)
+        ours, theirs = captured.next_logits(called, asked).values, launched.next_logits(called, asked).values
         off = max(off, float((ours - theirs).abs().max() / theirs.abs().max()))
         contexts[0].extend(tokens[:1])
         if step == len(news) // 2:  # K and V move, and what was captured is captured anew
@@ -155,7 +155,7 @@ def margins(target: CausalLM, draft: CausalLM, length: int, wobble: float) -> Fi
 def _gap(target: CausalLM, prompt: list[int], plain: tuple[int, ...], other: tuple[int, ...]) -> float:
     """Between the scores of the two tokens at which two texts part."""
     at = next(i for i, (a, b) in enumerate(zip(plain, other, strict=True)) if a != b)
-    scores = target.next_logits([[*prompt, *plain[:at]]], [1])[0, 0]
+    scores = target.next_logits([[*prompt, *plain[:at]]], [1]).values[0, 0]
     return float((scores[plain[at]] - scores[other[at]]).abs())
 
 
@@ -259,7 +259,7 @@ def _case(module: ModuleType, device: str, drafter: str, setting: str, task: str
     decoder = Decoder(target, module.drafters(target, draft)[drafter], gamma=gamma)
     with (
         mock.patch.object(module, "EnumeratingRng", Branching),
-        mock.patch.object(module, "Batch", lambda sequences, rng: Batch(sequences, device, rng)),
+        mock.patch.object(module, "Batch", lambda sequences, rng, kernels: Batch(sequences, device, rng, kernels)),
     ):
         found = what.emitted(decoder.round, setting)
     error: float = module.largest_error(found, what.plain(target, setting))

@@ -293,6 +293,6 @@ async def test_many_inputs_are_continued_at_once(chat: ChatAgentSpec) -> None:
     ]
     engine = chat.engine
     assert engine is not None
-    assert max(engine.decoder.target.rows) >= 6  # type: ignore[attr-defined]
+    assert max(engine.decoder.target.model.rows) >= 6  # type: ignore[attr-defined]
     with pytest.raises(InvalidRequestError, match="k must be"):
         expand(chat, prefixes, 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 FORCED = "forced"
@@ -160,32 +160,21 @@ class StepStats:
         return self.committed_in_rounds / self.rounds if self.rounds else None
 
     def to_dict(self) -> dict[str, Any]:
-        """The step as JSON values; the field names are stable."""
+        """Return the step as JSON values under stable names: fields, derived values, and phases."""
         phases = {name: self.seconds[name] for name in PHASES if name != "other_s"}
         return {
-            "prompt_tokens": self.prompt_tokens,
-            "cached_tokens": self.cached_tokens,
-            "draft_cached_tokens": self.draft_cached_tokens,
-            "new_tokens": self.new_tokens,
-            "rounds": self.rounds,
-            "target_calls": self.target_calls,
-            "drafted_tokens": self.drafted_tokens,
-            "accepted_tokens": self.accepted_tokens,
-            "rejections": self.rejections,
-            "forced_tokens": self.forced_tokens,
-            "constrained_tokens": self.constrained_tokens,
-            "mean_accepted_length": self.mean_accepted_length,
-            "acceptance_rate": self.acceptance_rate,
+            **{one.name: getattr(self, one.name) for one in fields(self) if one.name not in _NOT_AS_THEY_ARE},
+            **{name: getattr(self, name) for name in _DERIVED},
             "drafters": {
                 name: {"drafted": self.drafted[name], "accepted": self.accepted[name]} for name in sorted(self.drafted)
             },
             "accepted_lengths": {str(length): n for length, n in sorted(self.accepted_lengths.items())},
             "verify_costs": {str(width): asdict(cost) for width, cost in sorted(self.verify_costs.items())},
-            "plain_pass_s": self.plain_pass_s,
             "remarks": list(self.remarks),
             **phases,
             "other_s": self.total_s - sum(phases.values()),
-            "ended_at": self.ended_at,
-            "ttft_s": self.ttft_s,
-            "total_s": self.total_s,
         }
+
+
+_DERIVED = ("drafted_tokens", "accepted_tokens", "forced_tokens", "mean_accepted_length", "acceptance_rate")
+_NOT_AS_THEY_ARE = {"drafted", "accepted", "committed_in_rounds", "seconds"}

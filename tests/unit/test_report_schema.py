@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from pathlib import Path
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from agentspec.report import SCHEMA, AgentRun, RunRecord, read_runs, schema
+from agentspec.stats import StepStats
 
 seconds = st.floats(0, 1e6)
 
@@ -129,3 +131,20 @@ def test_what_is_no_run_is_refused() -> None:
 
 def test_fields_of_a_later_day_are_ignored() -> None:
     assert AgentRun.from_dict({"schema": SCHEMA, "mood": "good", **EMPTY}).total_s == 1.0
+
+
+def test_names_types_and_defaults_are_those_of_version_1() -> None:
+    """A step's dict has the fields of ``Step``; the schema without its prose is the one that was published."""
+
+    def without_prose(value: Any) -> Any:
+        if isinstance(value, list):
+            return [without_prose(one) for one in value]
+        if not isinstance(value, dict):
+            return value
+        prose = ("description", "title")
+        return {key: without_prose(one) for key, one in value.items() if key not in prose or isinstance(one, dict)}
+
+    published = "002edd50ff735666796bd961bcd6664e5fbc00045d136eb9ed8a5b392a482ba3"
+    text = json.dumps(without_prose(RunRecord.model_json_schema()), sort_keys=True)
+    assert hashlib.sha256(text.encode()).hexdigest() == published
+    assert StepStats().to_dict().keys() == schema.Step.model_fields.keys()

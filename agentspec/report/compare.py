@@ -179,7 +179,10 @@ def student_quantile(share: float, freedom: float) -> float:
 
 
 def _student_mass(x: float, freedom: float) -> float:
-    """Return the mass of Student's distribution from 0 to x: Gauss' quadrature over the angle atan(x / sqrt(freedom))."""
+    """Return the mass of Student's distribution from 0 to x.
+
+    Gauss' quadrature over the angle atan(x / sqrt(freedom)).
+    """
     scale: float = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
     angle = math.atan(x / math.sqrt(freedom))
     return scale * angle / 2 * float(_WEIGHTS @ np.cos(angle * (1 + _NODES) / 2) ** (freedom - 1))

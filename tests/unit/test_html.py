@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 import recorded
 
 from agentspec.report import AgentRun, RunRecord
+from agentspec.report.views import svg
 from agentspec.report.views.html import document, fragment
-from agentspec.report.views.svg import histogram, totals, waterfall
+
+
+def totals(run: RunRecord) -> str:
+    return str(svg.totals(run).__html__())
+
+
+def waterfall(run: RunRecord) -> str:
+    return str(svg.waterfall(run).__html__())
+
+
+def histogram(rounds: dict[int, int]) -> str:
+    return str(svg.histogram(rounds).__html__())
+
 
 RUNS = {"simple": recorded.simple, "busy": recorded.busy, "third_party": recorded.third_party}
 RUNS |= {"empty": recorded.empty, "long": recorded.long}
@@ -90,6 +105,39 @@ def test_whatever_it_was_told_is_text() -> None:
     assert "script" not in {tag for tag, _ in page.elements}
     assert "<b>item</b>" in page.words
     assert not any(name.startswith("on") for _, attributes in page.elements for name in attributes)
+
+
+HOSTILE = "</style></svg></p><script>x</script><b onclick=y>\x07\x1b\u202e\u2066{{ 7 * 7 }}{% endfor %}&amp;'\""
+
+
+def hostile(value: Any, name: str = "") -> Any:
+    """The same values with a hostile text in every field and key that holds free text."""
+    if isinstance(value, list):
+        return [hostile(one, name) for one in value]
+    if not isinstance(value, dict):
+        return HOSTILE if isinstance(value, str) and name not in ("schema", "plain_pass_from") else value
+    if name == "drafters":
+        return {f"{HOSTILE}{number}": one for number, one in enumerate(value.values())}
+    free = ("name", "id", "node", "provider", "finish_reason", "error", "tool_call_id", "baseline")
+    values = {key: HOSTILE if key in free else hostile(one, key) for key, one in value.items()}
+    return values | ({"remarks": [HOSTILE]} if "remarks" in values else {})
+
+
+@pytest.mark.parametrize("make", [recorded.simple, recorded.busy, recorded.third_party])
+@pytest.mark.parametrize("estimated", [True, False])
+def test_hostile_text_in_every_field_is_only_text(make: Callable[[], RunRecord], estimated: bool) -> None:
+    values = hostile(make().model_dump(mode="json"))
+    if values["gain"]:
+        values["gain"]["estimated"] = estimated
+    run = RunRecord.model_validate(values)
+    text = document(run)
+    page, plain = Page(text), Page(document(make().model_copy(update={"error": "x"})))
+    assert {tag for tag, _ in page.elements} <= {tag for tag, _ in plain.elements} | {"div", "b", "p", "title"}
+    assert not any(name.startswith("on") for _, attributes in page.elements for name in attributes)
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", text)
+    shown = re.sub("[\x07\x1b\u202e\u2066]", "\N{REPLACEMENT CHARACTER}", HOSTILE)
+    assert page.words.count(shown) >= 4  # and is not cut, evaluated or escaped twice
+    ElementTree.fromstring(waterfall(run))
 
 
 def test_bars_are_where_the_record_says() -> None:

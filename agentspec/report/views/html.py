@@ -9,11 +9,18 @@ import datetime
 from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
 
 from agentspec.report.schema import Gain, ModelCall, Phases, RunRecord, Step, ToolCall
-from agentspec.report.views.svg import clock, histogram, label_of, share, swatch, totals, waterfall, words
+from agentspec.report.views.markup import render
+from agentspec.report.views.svg import clock, histogram, label_of, share, swatch, totals, waterfall
 
-UNKNOWN = '<span title="not known">&ndash;</span>'
+Table = tuple[list[str], list[tuple[str, list[str | None]]]]
+"""Names of columns, and rows by name; None for what is not known. The last row is a sum."""
+
+MINUS = "\N{MINUS SIGN}"
 
 PASS_SOURCES = {
     "engine": "as the engine measured it",
@@ -41,58 +48,65 @@ def write(run: RunRecord, path: Path) -> None:
 
 
 def document(run: RunRecord) -> str:
-    """A whole page."""
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{words(_name(run))}</title>\n"
-        "<style>body { margin: 0; } @media (prefers-color-scheme: dark) { body { background: #14181c; } }</style>\n"
-        f"</head>\n<body>\n{fragment(run)}\n</body>\n</html>\n"
-    )
+    """Return a whole page."""
+    name = f"{run.name or 'agent run'}: {clock(run.total_s)}"
+    return str(render("page.jinja", name=name, fragment=_fragment(run))) + "\n"
 
 
 def fragment(run: RunRecord) -> str:
-    """The run as a part of somebody else's page."""
-    sections = [_head(run), _where(run), _seconds(run), _tokens(run)]
-    if run.gain is not None:
-        sections.append(_worth(run.gain))
+    """Return the run as a part of another page."""
+    return str(_fragment(run))
+
+
+def _fragment(run: RunRecord) -> Markup:
     style = files("agentspec.report.views").joinpath("style.css").read_text(encoding="utf-8")
-    return f'<div class="agentspec-run">\n<style>\n{style}</style>\n' + "\n".join(filter(None, sections)) + "\n</div>"
-
-
-def _name(run: RunRecord) -> str:
-    return f"{run.name or 'agent run'}: {clock(run.total_s)}"
-
-
-def _head(run: RunRecord) -> str:
-    began = datetime.datetime.fromtimestamp(run.began_at, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    calls = f"{_many(len(run.model_calls), 'model call')}, {_many(len(run.tool_calls), 'tool call')}"
-    tiles = [_tile(clock(run.total_s), "in total")]
-    for kind, seconds in (("model", run.model_s), ("tools", run.tool_s), ("framework", run.framework_s)):
-        tiles.append(_tile(clock(seconds), kind + _share(seconds, run.total_s)))
-    if run.gain is not None and run.gain.ratio is not None:
-        how = "estimated gain" if run.gain.estimated else "measured gain"
-        tiles.append(_tile(f"{run.gain.ratio:.2f} &times;", how))
-    return (
-        f'<h1>{words(run.name or "agent run")}</h1>\n<p class="quiet">{began} · {calls}</p>\n{_wrong(run)}'
-        f'<div class="tiles">{"".join(tiles)}</div>'
+    drawing = waterfall(run)
+    phases = [label_of(phase) for phase in Phases.model_fields if any(_phase(c, phase) for c in run.model_calls)]
+    return render(
+        "fragment.jinja",
+        style=Markup(style),
+        name=run.name or "agent run",
+        about=_about(run),
+        wrong=_wrong(run),
+        tiles=_tiles(run),
+        totals=totals(run),
+        waterfall=drawing,
+        legend=_legend(run, phases),
+        has_phases=bool(phases),
+        swatch=swatch,
+        seconds=_seconds(run),
+        tokens=_tokens(run),
+        **_worth(run.gain),
     )
 
 
-def _wrong(run: RunRecord) -> str:
-    """What went wrong, if anything did."""
-    told = [] if run.error is None else [f"The run was ended by {words(run.error)}"]
+def _about(run: RunRecord) -> str:
+    began = datetime.datetime.fromtimestamp(run.began_at, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return f"{began} · {_many(len(run.model_calls), 'model call')}, {_many(len(run.tool_calls), 'tool call')}"
+
+
+def _tiles(run: RunRecord) -> list[tuple[str, str]]:
+    parts = (("model", run.model_s), ("tools", run.tool_s), ("framework", run.framework_s))
+    tiles = [(clock(run.total_s), "in total")]
+    tiles += [(clock(seconds), kind + _share(seconds, run.total_s)) for kind, seconds in parts]
+    if run.gain is not None and run.gain.ratio is not None:
+        tiles.append(
+            (
+                f"{run.gain.ratio:.2f} \N{MULTIPLICATION SIGN}",
+                "estimated gain" if run.gain.estimated else "measured gain",
+            )
+        )
+    return tiles
+
+
+def _wrong(run: RunRecord) -> list[tuple[str, str]]:
+    """Return what went wrong: the name of what failed, or nothing, and a text."""
+    told = [] if run.error is None else [("", f"The run was ended by {run.error}")]
     if run.over_budget_s:
-        told.append(f"Over its budget of {clock(run.budget_s or 0.0)} by {clock(run.over_budget_s)}")
+        told.append(("", f"Over its budget of {clock(run.budget_s or 0.0)} by {clock(run.over_budget_s)}"))
     calls: list[ModelCall | ToolCall] = [*run.model_calls, *run.tool_calls]
-    failed = [call for call in calls if call.error is not None]
-    told += [
-        f"<b>{words(call.name)}</b> failed at {clock(call.end_s)}: {words(call.error)}"
-        for call in sorted(failed, key=lambda call: call.end_s)
-    ]
-    lines = "".join(f"<p>{line}</p>" for line in told)
-    return f'<div class="box bad">{lines}</div>\n' if told else ""
+    failed = sorted((call for call in calls if call.error is not None), key=lambda call: call.end_s)
+    return told + [(call.name, f"failed at {clock(call.end_s)}: {call.error}") for call in failed]
 
 
 def _share(part: float, whole: float) -> str:
@@ -100,31 +114,18 @@ def _share(part: float, whole: float) -> str:
         return ""
     percent = 100 * part / whole
     told = "<1" if 0 < percent < 0.5 else ">99" if 99.5 <= percent < 100 else f"{percent:.0f}"
-    return words(f" · {told}%")
+    return f" · {told}%"
 
 
-def _tile(value: str, label: str) -> str:
-    return f'<div class="tile"><b>{value}</b><span>{label}</span></div>'
-
-
-def _where(run: RunRecord) -> str:
-    """The drawing."""
-    phases = [label_of(phase) for phase in Phases.model_fields if any(_phase(c, phase) for c in run.model_calls)]
-    kinds = ["tool", "framework", *(["error"] if "is-error" in (drawing := waterfall(run)) else [])]
+def _legend(run: RunRecord, phases: Sequence[str]) -> list[str]:
+    is_failed = any([*(call.error for call in run.model_calls), *(call.error for call in run.tool_calls)])
+    kinds = ["tool", "framework", *(["error"] if is_failed else [])]
     if not phases or any(call.phases is None and not call.cached for call in run.model_calls):
         kinds = ["model", *kinds]
-    legend = "".join(f"<li>{swatch(kind)}{kind}</li>" for kind in [*phases, *kinds])
-    folded = (
-        '<p class="quiet">A model call is split by phases, not by time: its rounds are added up. '
-        "The upright line is its first token.</p>\n"
-    )
-    return (
-        f'<h2>Where the time went</h2>\n{totals(run)}\n<ul class="legend">{legend}</ul>\n'
-        f"{folded if phases else ''}{drawing}"
-    )
+    return [*phases, *kinds]
 
 
-def _seconds(run: RunRecord) -> str:
+def _seconds(run: RunRecord) -> Table:
     """Seconds of every iteration."""
     known = Phases.model_fields if any(call.phases for call in run.model_calls) else ()
     columns = ["total", "model", "tools", "framework", "of it idle", *map(label_of, known)]
@@ -137,66 +138,56 @@ def _seconds(run: RunRecord) -> str:
     for name, calls, (model, tools, framework, idle, total) in rows:
         phases = [_sum(calls, phase) for phase in known]
         body.append((name, [*map(_s, (total, model, tools, framework, idle)), *phases]))
-    return f"<h2>Seconds by iteration</h2>\n{_table(columns, body)}"
+    return columns, body
 
 
-def _tokens(run: RunRecord) -> str:
-    """Counts of every iteration; of all calls together in the last line."""
+def _tokens(run: RunRecord) -> Table | None:
+    """Return counts of every iteration, and of all calls together in the last line."""
     columns = ["calls", "input", "output", *COUNTS, "rate", "tokens a target call"]
     rows = [(f"{number}", i.models) for number, i in enumerate(run.iterations, 1)]
     if not rows:
-        return ""
+        return None
     if not any(call.step for call in run.model_calls):
         columns = columns[:3]
     body = [(name, _counts(calls)[: len(columns)]) for name, calls in [*rows, ("run", _own_calls(run))]]
-    told = "Of the agent's own calls. A dash is what a model does not say; cached answers are not counted."
-    return f'<h2>Tokens by iteration</h2>\n{_table(columns, body)}<p class="quiet">{told}</p>'
+    return columns, body
 
 
-def _counts(calls: Sequence[ModelCall]) -> list[str]:
+def _counts(calls: Sequence[ModelCall]) -> list[str | None]:
     counted = [call for call in calls if not call.cached]
     number = f"{len(calls)}" if len(counted) == len(calls) else f"{len(calls)}, {len(calls) - len(counted)} cached"
     sides = [_total([call.input_tokens for call in counted]), _total([call.output_tokens for call in counted])]
     if not counted or any(call.step is None for call in counted):
-        return [number, *sides, *[UNKNOWN] * (len(COUNTS) + 2)]
+        return [number, *sides, *[None] * (len(COUNTS) + 2)]
     steps = [step for call in counted for step in call.steps]
     drafted, accepted = sum(step.drafted_tokens for step in steps), sum(step.accepted_tokens for step in steps)
     emitted = sum(length * n for step in steps for length, n in step.accepted_lengths.items())
     rounds = sum(step.rounds for step in steps)
-    rate = f"{accepted / drafted:.0%}" if drafted else UNKNOWN
-    per_call = f"{emitted / rounds:.2f}" if rounds else UNKNOWN
+    rate = f"{accepted / drafted:.0%}" if drafted else None
+    per_call = f"{emitted / rounds:.2f}" if rounds else None
     return [number, *sides, *(str(sum(map(count, steps))) for count in COUNTS.values()), rate, per_call]
 
 
-def _worth(gain: Gain) -> str:
-    """Whether speculation was worth it."""
+def _worth(gain: Gain | None) -> dict[str, Any]:
+    """Return whether speculation was worth it, in words and charts."""
+    if gain is None:
+        return {"gain": False}
     shares = [
-        f"<dt>{words(name)}</dt><dd>{counts.accepted} of {counts.drafted}{share(counts.accepted, counts.drafted)}</dd>"
+        (name, f"{counts.accepted} of {counts.drafted}", share(counts.accepted, counts.drafted))
         for name, counts in gain.drafters.items()
         if counts.drafted
     ]
-    accepted = f"<h2>Accepted by drafter</h2><dl>{''.join(shares)}</dl>" if shares else ""
-    lengths = (
-        f"<h2>Rounds by the tokens they emitted</h2>{histogram(gain.accepted_lengths)}"
-        if any(gain.accepted_lengths.values())
-        else ""
-    )
-    charts = f'<div class="two"><div>{accepted}</div><div>{lengths}</div></div>' if shares or lengths else ""
-    rows = "".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in _gains(gain) if value)
-    return f"<h2>Was it worth it?</h2>\n{_verdict(gain)}<dl>{rows}</dl>\n{charts}"
+    drawn = histogram(gain.accepted_lengths) if any(gain.accepted_lengths.values()) else None
+    return {"gain": True, "verdict": _verdict(gain), "gains": _gains(gain), "shares": shares, "histogram": drawn}
 
 
-def _verdict(gain: Gain) -> str:
+def _verdict(gain: Gain) -> tuple[str, str]:
     if gain.ratio is None or gain.plain_decode_s is None:
-        return "<p>Not known: no pass of the target was timed.</p>"
-    how = (
-        "estimated from this run's own passes"
-        if gain.estimated
-        else f"measured against {gain.baseline or 'a plain run'}"
-    )
+        return "", "Not known: no pass of the target was timed."
+    estimated, measured = "estimated from this run's own passes", f"measured against {gain.baseline or 'a plain run'}"
     pays = f"{gain.ratio:.2f} times faster" if gain.ratio >= 1 else f"did not pay: {gain.ratio:.2f} times the speed"
     times = f"decoding took {clock(gain.decode_s)}, plainly {clock(gain.plain_decode_s)}"
-    return f"<p><b>{pays}</b> ({words(how)}): {times}.</p>"
+    return pays, f"({estimated if gain.estimated else measured}): {times}."
 
 
 def _gains(gain: Gain) -> list[tuple[str, str | None]]:
@@ -208,7 +199,7 @@ def _gains(gain: Gain) -> list[tuple[str, str | None]]:
         passed += f", {PASS_SOURCES[gain.plain_pass_from]}"
     saved = gain.saved_s
     return [
-        ("saved", None if saved is None else f"{'&minus;' if saved < 0 else ''}{clock(abs(saved))}{mark}"),
+        ("saved", None if saved is None else f"{MINUS if saved < 0 else ''}{clock(abs(saved))}{mark}"),
         ("target calls", f"{gain.target_calls} for {gain.tokens} tokens, {gain.target_calls_saved} saved"),
         ("tokens a target call", _number(gain.mean_accepted_length)),
         ("accepted", None if gain.acceptance_rate is None else f"{gain.acceptance_rate:.0%} of drafted tokens"),
@@ -224,20 +215,8 @@ def _gains(gain: Gain) -> list[tuple[str, str | None]]:
             f"c {theory.c:.3f}; "
             f"{theory.improvement_at_v:.2f} with verifying at {theory.v:.2f} plain passes",
         ),
-        ("to know", words(" ".join(gain.remarks)) or None),
+        ("to know", " ".join(gain.remarks) or None),
     ]
-
-
-def _table(columns: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
-    """A table whose last row is a sum; wider than the screen it scrolls by itself."""
-    head = "".join(f'<th scope="col">{column}</th>' for column in ("", *columns))
-    body = "".join(
-        f'<tr{" class=" + chr(34) + "sum" + chr(34) if name == "run" else ""}><th scope="row">{name}</th>'
-        + "".join(f"<td>{value}</td>" for value in values)
-        + "</tr>"
-        for name, values in rows
-    )
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _own_calls(run: RunRecord) -> list[ModelCall]:
@@ -248,16 +227,16 @@ def _phase(call: ModelCall, phase: str) -> float | None:
     return None if call.phases is None else float(getattr(call.phases, phase))
 
 
-def _sum(calls: Sequence[ModelCall], phase: str) -> str:
+def _sum(calls: Sequence[ModelCall], phase: str) -> str | None:
     """Seconds of the calls; a dash where one of them is not known. Where calls overlap, so do their seconds."""
     known = [_phase(call, phase) for call in calls if not call.cached]
     told = [seconds for seconds in known if seconds is not None]
-    return _s(sum(told)) if told and len(told) == len(known) else UNKNOWN
+    return _s(sum(told)) if told and len(told) == len(known) else None
 
 
-def _total(counts: Sequence[int | None]) -> str:
+def _total(counts: Sequence[int | None]) -> str | None:
     told = [count for count in counts if count is not None]
-    return str(sum(told)) if told and len(told) == len(counts) else UNKNOWN
+    return str(sum(told)) if told and len(told) == len(counts) else None
 
 
 def _number(value: float | None) -> str | None:

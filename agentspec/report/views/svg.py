@@ -1,16 +1,16 @@
 """Drawings of a run as inline SVG: the waterfall of its calls, and the charts of its gain.
 
 Places and widths along the time axis are per cent of the run, so that a drawing fits any screen while its text keeps
-its size. Colours are classes of ``style.css``. All text is escaped here.
+its size. Colours are classes of ``style.css``. Text is escaped by ``markup``.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from html import escape
 
 from agentspec.report.schema import Iteration, ModelCall, Phases, RunRecord, ToolCall
+from agentspec.report.views.markup import Element
 
 LINE, BAR, INDENT, AXIS = 38, 10, 12, 20
 """Pixels: of a call with its label, of its bar, of a call within a tool, of the axis."""
@@ -19,12 +19,6 @@ LABEL = 90
 """Most characters of a label, which is cut where the width ends; all of it is in the tooltip."""
 
 Interval = tuple[float, float]
-
-
-def words(text: object) -> str:
-    """Text that can stand anywhere in HTML and SVG: escaped, and without characters that neither may hold."""
-    told = "".join(sign if sign.isprintable() or sign in "\n\t" else "\N{REPLACEMENT CHARACTER}" for sign in str(text))
-    return escape(told, quote=True)
 
 
 def clock(seconds: float) -> str:
@@ -39,24 +33,26 @@ def label_of(phase: str) -> str:
     return phase.removesuffix("_s").replace("_", " ")
 
 
-def swatch(kind: str) -> str:
+def swatch(kind: str) -> Element:
     """A square in the colour of a kind, for a legend."""
-    return f'<svg viewBox="0 0 12 12" aria-hidden="true"><rect class="{_class(kind)}" width="12" height="12"/></svg>'
+    square = Element("rect", {"class": _class(kind), "width": 12, "height": 12})
+    return Element("svg", {"viewBox": "0 0 12 12", "aria-hidden": "true"}, children=(square,))
 
 
-def totals(run: RunRecord) -> str:
+def totals(run: RunRecord) -> Element:
     """The run as one bar: model, tools, framework."""
     parts = (("model", run.model_s), ("tool", run.tool_s), ("framework", run.framework_s))
-    drawn, at = [], 0.0
+    drawn: list[Element] = []
+    at = 0.0
     for kind, seconds in parts:
         drawn.append(_rect("part", kind, at, seconds, run.total_s, 0, 14, f"{kind}: {clock(seconds)}"))
         at += seconds
     return _svg(14, "shares of model, tools and framework", drawn)
 
 
-def waterfall(run: RunRecord) -> str:
+def waterfall(run: RunRecord) -> Element:
     """A band per iteration, with what model, tools and framework had of it; under it its calls, and theirs."""
-    drawn: list[str] = []
+    drawn: list[Element] = []
     y = AXIS
     own = [*_own(run.iterations), *run.tools]
     for number, (begin, seconds, calls) in enumerate(_slices(run), 1):
@@ -70,17 +66,17 @@ def waterfall(run: RunRecord) -> str:
     return _svg(y, "waterfall of the calls over time", [*_axis(run.total_s, y), *drawn])
 
 
-def share(part: float, whole: float) -> str:
+def share(part: float, whole: float) -> Element:
     """A bar of which ``part`` of ``whole`` is filled."""
     rest = _rect("part", "rest", 0, whole, whole, 1, 10, "")
     return _svg(12, f"{part:g} of {whole:g}", [rest, _rect("part", "accepted", 0, part, whole, 1, 10, "")])
 
 
-def histogram(rounds: Mapping[int, int]) -> str:
+def histogram(rounds: Mapping[int, int]) -> Element:
     """Columns: rounds by the tokens that they emitted, from 0 or 1 to the most."""
     lengths = range(min(1, *rounds), max(rounds) + 1)
     most, step, height = max(rounds.values()), math.ceil(len(lengths) / 16), 96
-    drawn = []
+    drawn: list[Element] = []
     for column, length in enumerate(lengths):
         count, middle = rounds.get(length, 0), 100 * (column + 0.5) / len(lengths)
         tall = height * count / most
@@ -90,7 +86,7 @@ def histogram(rounds: Mapping[int, int]) -> str:
             drawn.append(_text(f"{middle:.3f}%", 12 + height - tall, str(count), "quiet", "middle"))
         if column % step == 0:
             drawn.append(_text(f"{middle:.3f}%", height + 30, str(length), "quiet", "middle"))
-    base = f'<line class="grid" x1="0" x2="100%" y1="{height + 16}" y2="{height + 16}"/>'
+    base = _line("grid", "0", "100%", height + 16, height + 16)
     return _svg(height + 36, "rounds by the tokens they emitted", [base, *drawn])
 
 
@@ -122,14 +118,14 @@ def _slices(run: RunRecord) -> Iterator[tuple[float, float, list[tuple[int, Mode
 
 def _band(
     run: RunRecord, calls: Sequence[ModelCall | ToolCall], begin: float, seconds: float, y: int, title: str
-) -> list[str]:
+) -> list[Element]:
     """An iteration's own line: its name, its seconds, and its slice of the run by what it went into."""
     end = begin + seconds
     models = _union(_clipped((c for c in calls if isinstance(c, ModelCall)), begin, end))
     tools = _without(_union(_clipped((c for c in calls if isinstance(c, ToolCall)), begin, end)), models)
     gaps = _without([(begin, end)], _union([*models, *tools]))
     drawn = [
-        f'<rect class="band" x="0" width="100%" y="{y}" height="{LINE - 10}" rx="3"/>',
+        Element("rect", {"class": "band", "x": 0, "width": "100%", "y": y, "height": LINE - 10, "rx": 3}),
         _text("6", y + 14, title, "head"),
         _text("100%", y + 14, clock(seconds), "head", "end", dx=-6),
     ]
@@ -140,7 +136,7 @@ def _band(
     return drawn
 
 
-def _call(call: ModelCall | ToolCall, depth: int, y: int, total: float) -> list[str]:
+def _call(call: ModelCall | ToolCall, depth: int, y: int, total: float) -> list[Element]:
     """A call: a line of words, and below it its bar, split into phases where they are known."""
     told, remark = _told(call)
     bad = " bad" if call.error else ""
@@ -148,23 +144,23 @@ def _call(call: ModelCall | ToolCall, depth: int, y: int, total: float) -> list[
     kind = "error" if call.error else "tool" if isinstance(call, ToolCall) else "cached" if call.cached else "model"
     indent = depth * INDENT
     label = told if len(told) <= LABEL else f"{told[: LABEL - 1]}…"
-    drawn = [
-        f"<g><title>{words(f'{tip}, from {clock(call.start_s)} on')}</title>",
-        f'<svg y="{y}" width="68%" height="{LINE - BAR - 10}">',
-        _text("6", 13, f"{'↳ ' if depth else ''}{label}", bad.strip(), dx=indent),
-        "</svg>",
+    text = _text("6", 13, f"{'↳ ' if depth else ''}{label}", bad.strip(), dx=indent)
+    parts = (
+        Element("title", {}, f"{tip}, from {clock(call.start_s)} on"),
+        Element("svg", {"y": y, "width": "68%", "height": LINE - BAR - 10}, children=(text,)),
         _text("100%", y + 13, f"{remark}{clock(call.seconds)}", f"quiet{bad}", "end", dx=-6),
         _rect("call", kind, call.start_s, call.seconds, total, y + 20, BAR, ""),
-        "</g>",
-    ]
+    )
+    drawn = [Element("g", {}, children=parts)]
     if isinstance(call, ModelCall):
         drawn += _phases(call, y + 20, total)
     return drawn
 
 
-def _phases(call: ModelCall, y: int, total: float) -> list[str]:
+def _phases(call: ModelCall, y: int, total: float) -> list[Element]:
     """Phases in the order of the schema, not of time; and a mark where the first token came."""
-    drawn, at = [], call.start_s
+    drawn: list[Element] = []
+    at = call.start_s
     if call.phases is not None:
         for phase in Phases.model_fields:
             seconds = max(0.0, getattr(call.phases, phase))
@@ -174,8 +170,7 @@ def _phases(call: ModelCall, y: int, total: float) -> list[str]:
             at += seconds
     if call.ttft_s is not None and not call.cached:
         x = _percent(call.start_s + call.ttft_s, total)
-        tip = f"<title>first token after {clock(call.ttft_s)}</title>"
-        drawn.append(f'<line class="first" x1="{x}" x2="{x}" y1="{y - 2}" y2="{y + BAR + 2}">{tip}</line>')
+        drawn.append(_line("first", x, x, y - 2, y + BAR + 2, f"first token after {clock(call.ttft_s)}"))
     return drawn
 
 
@@ -191,15 +186,15 @@ def _told(call: ModelCall | ToolCall) -> tuple[str, str]:
     return told, f"{remark}cached · " if call.cached else remark
 
 
-def _axis(total: float, height: int) -> list[str]:
+def _axis(total: float, height: int) -> list[Element]:
     """Lines at round times."""
-    drawn = []
+    drawn: list[Element] = []
     step = _step(total)
     for tick in range(int(total / step + 1e-9) + 1 if step else 1):
         at = tick * step
         x, share_of = _percent(at, total), at / total if total else 0.0
         anchor = "start" if share_of < 0.05 else "end" if share_of > 0.93 else "middle"
-        drawn.append(f'<line class="grid" x1="{x}" x2="{x}" y1="{AXIS - 4}" y2="{height}"/>')
+        drawn.append(_line("grid", x, x, AXIS - 4, height))
         drawn.append(_text(x, AXIS - 8, f"{at:g} s", "quiet", anchor))
     return drawn
 
@@ -242,20 +237,27 @@ def _without(intervals: Iterable[Interval], holes: Sequence[Interval]) -> list[I
     return left
 
 
-def _svg(height: int, about: str, drawn: Iterable[str]) -> str:
-    return f'<svg class="chart" height="{height}" role="img" aria-label="{words(about)}">{"".join(drawn)}</svg>'
+def _svg(height: int, about: str, drawn: Iterable[Element]) -> Element:
+    attributes = {"class": "chart", "height": height, "role": "img", "aria-label": about}
+    return Element("svg", attributes, children=tuple(drawn))
 
 
-def _rect(role: str, kind: str, at: float, seconds: float, total: float, y: float, height: float, tip: str) -> str:
-    title = f"<title>{words(tip)}</title>" if tip else ""
-    x, width = _percent(at, total), _percent(seconds, total)
-    place = f'x="{x}" width="{width}" y="{y:g}" height="{height:g}"'
-    return f'<rect class="{role} {_class(kind)}" {place}>{title}</rect>'
+def _titled(tag: str, attributes: dict[str, str], tip: str) -> Element:
+    return Element(tag, attributes, children=(Element("title", {}, tip),) if tip else ())
 
 
-def _text(x: str, y: float, text: str, kind: str, anchor: str = "start", dx: int = 0) -> str:
-    style = (f' class="{kind}"' if kind else "") + (f' dx="{dx}"' if dx else "")
-    return f'<text x="{x}" y="{y:g}" text-anchor="{anchor}"{style}>{words(text)}</text>'
+def _rect(role: str, kind: str, at: float, seconds: float, total: float, y: float, height: float, tip: str) -> Element:
+    place = {"x": _percent(at, total), "width": _percent(seconds, total), "y": f"{y:g}", "height": f"{height:g}"}
+    return _titled("rect", {"class": f"{role} {_class(kind)}", **place}, tip)
+
+
+def _line(kind: str, x1: str, x2: str, y1: float, y2: float, tip: str = "") -> Element:
+    return _titled("line", {"class": kind, "x1": x1, "x2": x2, "y1": f"{y1:g}", "y2": f"{y2:g}"}, tip)
+
+
+def _text(x: str, y: float, text: str, kind: str, anchor: str = "start", dx: int = 0) -> Element:
+    style = {"class": kind or None, "dx": dx or None}
+    return Element("text", {"x": x, "y": f"{y:g}", "text-anchor": anchor, **style}, text)
 
 
 def _percent(part: float, whole: float) -> str:

@@ -1,0 +1,46 @@
+"""HTML and SVG by jinja: every text is escaped here, and only here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+
+def _printable(value: Any) -> Any:
+    """Return text without characters that neither HTML nor SVG may hold; other values as they are."""
+    if not isinstance(value, str) or isinstance(value, Markup):
+        return value
+    return "".join(sign if sign.isprintable() or sign in "\n\t" else "\N{REPLACEMENT CHARACTER}" for sign in value)
+
+
+_TEMPLATES = Environment(
+    loader=PackageLoader("agentspec.report.views"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    finalize=_printable,
+)
+
+
+def render(template: str, **values: Any) -> Markup:
+    """Return a template of this package, filled in."""
+    return Markup(_TEMPLATES.get_template(template).render(values))  # autoescape is on
+
+
+@dataclass(frozen=True)
+class Element:
+    """An element of a drawing: tag, attributes, text, and the elements within it."""
+
+    tag: str
+    attributes: dict[str, Any]
+    text: str = ""
+    children: tuple[Element, ...] = ()
+
+    def __html__(self) -> str:
+        """Return the element as markup, as markupsafe asks for it."""
+        attributes = {name: _printable(value) for name, value in self.attributes.items() if value is not None}
+        return render("element.jinja", tag=self.tag, attributes=attributes, text=self.text, children=self.children)

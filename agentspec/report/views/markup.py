@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 def _printable(value: Any) -> Any:
     """Return text without characters that neither HTML nor SVG may hold; other values as they are."""
-    if not isinstance(value, str) or isinstance(value, Markup):
+    if not isinstance(value, str) or isinstance(value, Markup) or value.isprintable():
         return value
     return "".join(sign if sign.isprintable() or sign in "\n\t" else "\N{REPLACEMENT CHARACTER}" for sign in value)
 
@@ -40,7 +40,11 @@ class Element:
     text: str = ""
     children: tuple[Element, ...] = ()
 
+    @property
+    def shown(self) -> dict[str, Any]:
+        """Printable attributes: ``xmlattr`` escapes them, but its result passes no ``finalize``."""
+        return {name: _printable(value) for name, value in self.attributes.items() if value is not None}
+
     def __html__(self) -> str:
         """Return the element as markup, as markupsafe asks for it."""
-        attributes = {name: _printable(value) for name, value in self.attributes.items() if value is not None}
-        return render("element.jinja", tag=self.tag, attributes=attributes, text=self.text, children=self.children)
+        return render("element.jinja", element=self).strip()

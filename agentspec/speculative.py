@@ -104,7 +104,9 @@ class SpeculativeDecoder:
             sequences: unfinished.
             vocab_size: ids from this on are no tokens; None for all that the target has logits of.
         """
-        return Batch(sequences, self.device, kernels=self.target.sampling_kernels, vocab_size=vocab_size)
+        known = self.target.vocab_size
+        limit = known if vocab_size is None else min(vocab_size, known)
+        return Batch(sequences, self.device, kernels=self.target.sampling_kernels, vocab_size=limit)
 
     def round(self, batch: Batch) -> RoundStats:
         """Play one round: draft, one target pass, acceptance, commit. Every row gains at least one token.
@@ -120,7 +122,7 @@ class SpeculativeDecoder:
 
     def _play(self, batch: Batch, timer: PhaseTimer) -> tuple[tuple[RowStats, ...], int]:
         """Return the rows of a round, and the width of the target's pass."""
-        vocab_size = min(batch.vocab_size or self.target.vocab_size, self.target.vocab_size)
+        vocab_size = batch.vocab_size or self.target.vocab_size
         cursor = GrammarCursor(batch.sequences, vocab_size, batch.device, timer)
         try:
             with timer("draft"):
@@ -128,9 +130,7 @@ class SpeculativeDecoder:
                 draft = self.draft_length.trim(batch, proposed)
             with timer("verify"):
                 contexts, last = batch.contexts(draft.row_tokens), [n + 1 for n in draft.lengths]
-                logits = self.target.next_logits(contexts, last).limit(
-                    vocab_size
-                )  # at all drafted positions, in one pass
+                logits = self.target.next_logits(contexts, last).limit(vocab_size)  # all positions in one pass
             accepted = accept(batch, draft, logits, cursor, VERIFY)
             self.draft_length.learn(batch, proposed, accepted, timer)
             return commit(batch, accepted, cursor, timer), draft.width + 1

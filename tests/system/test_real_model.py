@@ -226,7 +226,7 @@ class Blurred:
         self.vocab_size = target.vocab_size
 
     def next_logits(self, contexts: list[list[int]], last: list[int]) -> torch.Tensor:
-        return 0.5 * self._target.next_logits(contexts, last)
+        return 0.5 * self._target.next_logits(contexts, last).values
 
 
 @pytest.mark.parametrize("settings", [{"temperature": 1.2, "top_k": 4}, {"temperature": 0.9, "top_p": 0.6, "top_k": 8}])

@@ -565,7 +565,7 @@ def test_25_logprobs_are_those_of_the_distribution_that_was_drawn_from(raw: bool
         assert found.logprobs is not None
         for at, entry in enumerate(found.logprobs):
             context = [*scenario.prompt, *found.tokens[:at]]
-            logits, mask = model.next_logits([context], [1]).values, None
+            logits, mask = model.next_logits([context], [1]), None
             if matcher is not None:
                 mask = matcher.token_mask().tensor()
                 mask[KNOWN[True].eos_token_id] |= matcher.is_accepting()

@@ -11,7 +11,7 @@ from agentspec.errors import InvalidRequestError, shown
 from agentspec.runtime.checks import GREATEST, LEAST, MOST, in_one_form, is_integer, is_number, is_whole
 
 LEAST_TEMPERATURE = 1e-5
-"""Below this, scores divided by it leave float32; the law is greedy long before."""
+"""Below this, logits divided by it leave float32; the distribution is one-hot long before."""
 
 MOST_STOPS, LONGEST_STOP = 256, 1024
 """Stop strings of a request at most, and characters of each: every text is searched for all of them."""
@@ -28,7 +28,7 @@ class SamplingParams:
     """How the tokens of one request are drawn, and when it ends. None stands for a default.
 
     Args:
-        temperature: divides the scores; 0 is greedy.
+        temperature: divides the logits; 0 is greedy.
         top_p: keep the most probable tokens whose mass reaches this; 1 keeps all.
         top_k: keep this many most probable tokens (and ties of the last); 0 keeps all.
         min_p: keep tokens at least this share as probable as the best; 0 keeps all.
@@ -38,18 +38,18 @@ class SamplingParams:
         stop_token_ids: ids that end the sequence beside the tokenizer's own end tokens; emitted in ``tokens``, not in
             ``text``.
         logprobs: None or False for none, else how many alternatives to report beside each emitted token; True for 0.
-        raw_logprobs: report the model's own probabilities in place of those of the law that was drawn from.
+        raw_logprobs: report the model's own probabilities in place of those of the distribution that was drawn from.
         include_stop: keep a stop string in the text, and its tokens.
         skip_special_tokens: leave special tokens out of the text (end tokens always are).
         min_tokens: end tokens are illegal before this many tokens (a stop string or the end of a grammar still ends).
-        repetition_penalty: divides positive and multiplies negative scores of tokens seen in prompt or text (Keskar
+        repetition_penalty: divides positive and multiplies negative logits of tokens seen in prompt or text (Keskar
             et al. 2019); 1 leaves them.
-        presence_penalty: subtracted from the scores of tokens in the text.
+        presence_penalty: subtracted from the logits of tokens in the text.
         frequency_penalty: likewise, times their count.
-        logit_bias: added to the scores of these ids, which may be written as text, as JSON has them.
+        logit_bias: added to the logits of these ids, which may be written as text, as JSON has them.
         banned_token_ids: never emitted.
-        logits_processor: functions ``(prefix, logits) -> logits`` of the ids so far and the scores ``[V]`` after them,
-            applied in order behind penalties and bias; they must depend on nothing else.
+        logits_processor: functions ``(prefix, logits) -> logits`` of the ids so far and the logits ``[V]`` after them,
+            applied in order after penalties and bias; they must depend on nothing else.
 
     Raises:
         InvalidRequestError: for a value outside its range.
@@ -130,6 +130,6 @@ class SamplingParams:
 
     @property
     def adjusts(self) -> bool:
-        """Whether the law depends on more than scores, mask and filters."""
+        """Whether the distribution depends on more than logits, mask and filters."""
         penalties = (self.repetition_penalty != 1, self.presence_penalty, self.frequency_penalty)
         return any((*penalties, self.logit_bias, self.banned_token_ids, self.min_tokens, self.logits_processor))

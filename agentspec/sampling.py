@@ -208,7 +208,7 @@ def _process(logits: Tensor, params: SamplingParams, prefix: Prefix, k: int) -> 
         if not is_shaped or (_has_nan(processed) and not _has_nan(logits)):
             found = tuple(processed.shape) if isinstance(processed, Tensor) else type(processed).__name__
             raise InvalidRequestError(
-                f"A logits_processor must return scores of shape {tuple(logits.shape)} without NaN, got {found}"
+                f"A logits_processor must return logits of shape {tuple(logits.shape)} without NaN, got {found}"
                 f"{' with NaN' if is_shaped else ''}."
             )
         logits = processed.to(logits)

@@ -132,7 +132,7 @@ class Scheduler:
         """Check that there is a worker to wait for.
 
         Raises:
-            EngineClosedError: if it has ended, or stayed behind in the process that forked this one.
+            EngineClosedError: if it has ended, or runs only in the process that forked this one.
         """
         if not self.status.is_alive:
             raise EngineClosedError(self._why_closed if self._closed else f"The engine's worker is gone. {_CLOSED}")

@@ -1,7 +1,7 @@
 """The seed of the idea: speculative sampling on eight symbols, where every number can be checked.
 
-Target and draft are Markov chains, so all that speculation promises is known exactly: the law of the text comes from
-powers of the target's transition matrix, the acceptance rate from both matrices. No tokenizer, no weights.
+Target and draft are Markov chains, so all that speculation promises is known exactly: the distribution of the text
+comes from powers of the target's transition matrix, the acceptance rate from both matrices. No tokenizer, no weights.
 
     python examples/markov.py
     python examples/markov.py --plot out/markov.png
@@ -49,12 +49,12 @@ def models(seed: int = 0, noise: float = 0.4) -> tuple[MarkovModel, MarkovModel]
 
 
 def stationary(transitions: Tensor) -> Tensor:
-    """``[V]``: the law that a step of the chain leaves as it is."""
+    """``[V]``: the distribution that a step of the chain leaves as it is."""
     return torch.linalg.matrix_power(transitions, 1000)[0]
 
 
-def pair_law(target: MarkovModel, start: Tensor, length: int) -> Tensor:
-    """``[V, V]``: the exact law of the last two of ``length`` symbols behind a first one drawn from ``start``."""
+def pair_probs(target: MarkovModel, start: Tensor, length: int) -> Tensor:
+    """``[V, V]``: the exact distribution of the last two of ``length`` symbols after a first one from ``start``."""
     before = start @ torch.linalg.matrix_power(target.transitions, length - 1)
     return before[:, None] * target.transitions
 
@@ -73,7 +73,7 @@ def paper_tokens_per_call(alpha: float, gamma: int) -> float:
 def exact_tokens_per_call(target: MarkovModel, draft: MarkovModel, gamma: int) -> float:
     """The same without that assumption: acceptance depends on the context, and contexts depend on acceptance.
 
-    Follows a round from the law of its first context to the law of the next round's, until both are the same.
+    Follows a round from the distribution of its first context to that of the next round's, until both are the same.
     """
     accepted = torch.minimum(target.transitions, draft.transitions)  # [V, V]: drafted and kept
     recovered = target.transitions - accepted
@@ -96,8 +96,8 @@ class Measurement:
 
     Args:
         gamma: tokens drafted per round.
-        total_variation: between the law of the last two symbols, as counted, and the exact one.
-        noise_floor: the same for as many draws from the exact law itself: its mean over many trials.
+        total_variation: between the distribution of the last two symbols, as counted, and the exact one.
+        noise_floor: the same for as many draws from the exact distribution itself: its mean over many trials.
         noise_limit: what 99 % of these trials stay below.
         accepted: share of the judged draft tokens that were accepted; None where there were none.
         tokens_per_call: tokens per sequence and target pass.
@@ -134,7 +134,7 @@ def measure(
             accepted += n
             judged += min(n + 1, gamma)  # what stands behind a rejected token is never judged
 
-    exact = pair_law(target, start, length).flatten()
+    exact = pair_probs(target, start, length).flatten()
     last = torch.tensor([row.tokens[length - 2 : length] for row in rows])
     counted = (last @ torch.tensor([SYMBOLS, 1])).bincount(minlength=SYMBOLS**2) / sequences
     trials = torch.multinomial(exact.expand(1000, -1), sequences, replacement=True, generator=generator)
@@ -176,7 +176,7 @@ def report(target: MarkovModel, draft: MarkovModel, found: SequenceOf[Measuremen
     lines = [
         f"Two Markov chains of {SYMBOLS} symbols; exact acceptance rate alpha = {alpha:.3f}; {sequences} texts each.",
         "",
-        "         law of the last two symbols      accepted            tokens per target call",
+        "         last two symbols                 accepted            tokens per target call",
         "gamma    TV to exact   (pure noise)    measured  alpha     measured   exact   i.i.d. formula",
     ]
     for row in found:
@@ -187,10 +187,10 @@ def report(target: MarkovModel, draft: MarkovModel, found: SequenceOf[Measuremen
         )
     lines += [
         "",
-        "TV is the total variation between what was counted and the law from matrix powers; pure noise is the mean TV",
-        "of as many draws from that law itself. The formula (1 - alpha^(gamma+1)) / (1 - alpha) takes every token to",
-        "be accepted with the same chance, independently. In a chain the chance depends on the last symbol, so the",
-        "exact figure, from the matrices of a round, differs a little.",
+        "TV is the total variation between what was counted and the distribution from matrix powers; pure noise is the",
+        "mean TV of as many draws from that distribution itself. The formula (1 - alpha^(gamma+1)) / (1 - alpha) takes",
+        "every token to be accepted with the same chance, independently. In a chain the chance depends on the last",
+        "symbol, so the exact figure, from the matrices of a round, differs a little.",
     ]
     tokens = 40
     lines += ["", f"Target passes for one text of {tokens} tokens:"]
@@ -199,7 +199,7 @@ def report(target: MarkovModel, draft: MarkovModel, found: SequenceOf[Measuremen
 
 
 def plot(found: SequenceOf[Measurement], alpha: float, path: Path) -> None:
-    """Law, acceptance and speed by gamma, as an image."""
+    """Distribution, acceptance and speed by gamma, as an image."""
     try:
         import matplotlib
     except ImportError as error:
@@ -208,11 +208,11 @@ def plot(found: SequenceOf[Measurement], alpha: float, path: Path) -> None:
     from matplotlib import pyplot
 
     gammas = [row.gamma for row in found]
-    figure, (law, acceptance, speed) = pyplot.subplots(1, 3, figsize=(13, 4), layout="constrained")
-    law.plot(gammas, [row.total_variation for row in found], "o", label="speculative sampling")
-    law.plot(gammas, [row.noise_floor for row in found], "k--", label="pure noise, mean")
-    law.plot(gammas, [row.noise_limit for row in found], "k:", label="pure noise, 99 % below")
-    law.set(title="Total variation to the exact law", ylim=(0, None))
+    figure, (variation, acceptance, speed) = pyplot.subplots(1, 3, figsize=(13, 4), layout="constrained")
+    variation.plot(gammas, [row.total_variation for row in found], "o", label="speculative sampling")
+    variation.plot(gammas, [row.noise_floor for row in found], "k--", label="pure noise, mean")
+    variation.plot(gammas, [row.noise_limit for row in found], "k:", label="pure noise, 99 % below")
+    variation.set(title="Total variation to the exact distribution", ylim=(0, None))
     judged = [row for row in found if row.accepted is not None]
     acceptance.plot([row.gamma for row in judged], [row.accepted for row in judged], "o", label="measured")
     acceptance.axhline(alpha, color="k", linestyle="--", label="alpha = E[sum min(p, q)]")
@@ -221,7 +221,7 @@ def plot(found: SequenceOf[Measurement], alpha: float, path: Path) -> None:
     speed.plot(gammas, [row.exact for row in found], "k-", label="exact")
     speed.plot(gammas, [row.paper for row in found], "k--", label="i.i.d. formula")
     speed.set(title="Tokens per target call", ylim=(0, None))
-    for axes in (law, acceptance, speed):
+    for axes in (variation, acceptance, speed):
         axes.set_xlabel("gamma")
         axes.legend()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -239,7 +239,9 @@ def main(arguments: SequenceOf[str] | None = None) -> list[Measurement]:
     parser.add_argument("--plot", type=Path, metavar="FILE", help="save a plot, for example out/markov.png")
     options = parser.parse_args(arguments)
     if options.length < 2:
-        parser.error(f"--length must be 2 or more, for the law is that of the last two symbols; got {options.length}")
+        parser.error(
+            f"--length must be 2 or more, for the distribution is that of the last two symbols; got {options.length}"
+        )
     target, draft = models(options.seed)
     found = [
         measure(target, draft, gamma, options.sequences, options.length, seed=options.seed + gamma * options.sequences)

@@ -49,7 +49,7 @@ class NotTriedError(Exception):
 
 
 class WrongScoresError(AssertionError):
-    """A model was served, and its scores are not its own."""
+    """A model was served, and its logits are not its own."""
 
 
 def try_architecture(name: str) -> Outcome:
@@ -99,7 +99,7 @@ def quiet() -> Iterator[None]:
 
 
 def build(name: str, variant: Variant) -> PreTrainedModel:
-    """A seeded random model whose scores depend on all of its weights. Raises ``NotTriedError``."""
+    """A seeded random model whose logits depend on all of its weights. Raises ``NotTriedError``."""
     try:
         config = tiny_config(name, variant.fields)
         with torch.device("meta"):
@@ -142,7 +142,7 @@ def declares(kind: type[PreTrainedConfig], field: str) -> bool:
 
 @torch.no_grad()
 def _randomise(model: PreTrainedModel) -> None:
-    """Weights by which every layer matters to the scores."""
+    """Weights by which every layer matters to the logits."""
     for name, weight in model.named_parameters():
         if weight.dim() > 1:
             weight.normal_(0, 1.6 / weight.shape[-1] ** 0.5)
@@ -177,10 +177,10 @@ def _serve(model: PreTrainedModel, variant: Variant) -> str:
 
 def _uncached(model: PreTrainedModel, context: list[int]) -> Tensor:
     with torch.inference_mode():
-        scores: Tensor = model(input_ids=torch.tensor([context]), use_cache=False).logits[0].float()
-    if not scores.isfinite().all():
-        raise ValueError("scores are not finite")
-    return scores
+        logits: Tensor = model(input_ids=torch.tensor([context]), use_cache=False).logits[0].float()
+    if not logits.isfinite().all():
+        raise ValueError("logits are not finite")
+    return logits
 
 
 def passes_of(lm: CausalLM) -> str:
@@ -213,7 +213,7 @@ class _Comparison:
         self.lm.kv.check_integrity()
 
     def ask(self, *asked: tuple[str, int, int], draft: list[int] | None = None) -> None:
-        """Ask for the last scores of prefixes (name, length, last), behind the first of them a draft of no use."""
+        """Ask for the last logits of prefixes (name, length, last), behind the first of them a draft of no use."""
         contexts, last = [self.known[name][0][:length] for name, length, _ in asked], [count for *_, count in asked]
         if draft:
             contexts[0], last[0] = contexts[0] + draft, last[0] + len(draft)
@@ -228,7 +228,7 @@ class _Comparison:
         off = float((found - expected).abs().max() / expected.abs().max())
         same = self.variant.dtype != torch.float32 or bool((found.argmax(-1) == expected.argmax(-1)).all())
         if not (off <= _TOLERANCE[self.variant.dtype] and same):
-            raise WrongScoresError(f"{self.variant.architecture}: scores differ by {off:.1e}, same argmax: {same}")
+            raise WrongScoresError(f"{self.variant.architecture}: logits differ by {off:.1e}, same argmax: {same}")
 
 
 # --- the page -------------------------------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ _TITLE = f"""# Architectures
 Made by `python tests/architectures.py` with transformers {transformers.__version__}, and checked by
 `tests/system/test_architectures.py`. A tiny random model of each architecture is served in float32 on a CPU, in ragged
 blocks, with rejected drafts, forks and evictions, over {LENGTH} tokens; each score is compared with those of
-transformers' own uncached pass (largest difference {_TOLERANCE[torch.float32]:.0e} of the largest score, every
+transformers' own uncached pass (largest difference {_TOLERANCE[torch.float32]:.0e} of the largest logit, every
 argmax equal; {_TOLERANCE[torch.bfloat16]} in bfloat16).
 `native`, `flat` and `transformers` say which pass computes a served model: the compiled one, one loop over the layers'
 weights, or transformers' own modules over agentspec's cache.

@@ -107,7 +107,7 @@ class ScriptedModel:
         vocab_size: V.
         start: length of the prompt.
         script: what it wants to say behind it.
-        favour: added to the scores of the script; large to insist, small to be drawn from.
+        favour: added to the logits of the script; large to insist, small to be drawn from.
     """
 
     def __init__(self, vocab_size: int, start: int, script: Sequence[int], favour: float = 50.0, seed: int = 0) -> None:

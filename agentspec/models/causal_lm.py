@@ -44,7 +44,7 @@ class CausalLM(LanguageModel):
     engines may share a model: it computes for one at a time.
 
     Raises ``ModelLoadError`` for a model whose state cannot be addressed by position, whose config names a length, a
-    window or an end token that is none, or whose cached scores differ from its uncached ones.
+    window or an end token that is none, or whose cached logits differ from its uncached ones.
     """
 
     def __init__(

@@ -58,14 +58,14 @@ class Probe:
             ) from error
         if not all(theirs.isfinite().all() for _, theirs in pairs):
             raise ModelLoadError(
-                f"{kind}: its own scores are not finite; expected numbers. Its weights hold NaN or infinity, or values "
+                f"{kind}: its own logits are not finite; expected numbers. Its weights hold NaN or infinity, or values "
                 f"beyond {self.model.dtype}: fetch the checkpoint again, or choose another dtype"
             )
         off = max(float((ours - theirs).abs().max() / theirs.abs().max()) for ours, theirs in pairs)
         tolerance = ROUNDING.get(self.model.dtype, 5e-2)
         if not off <= tolerance:  # also refuses NaN
             raise ModelLoadError(
-                f"{kind}: cached scores differ from uncached ones by {off:.1e} of the largest score, expected at most "
+                f"{kind}: cached logits differ from uncached ones by {off:.1e} of the largest logit, expected at most "
                 f"{tolerance:.0e}; its attention cannot be addressed by position, choose another model"
             )
 

@@ -2,7 +2,7 @@
 
 Run ``python examples/benchmark/masked_drafts.py TOOLS.jsonl [--rows 40]``; a line of the file is ``{"messages": [...],
 "tools": [...]}`` in OpenAI's form. The target is the embedded model, the draft the same model without some of its
-layers; a call is demanded and drawn at temperature 1. The law of the text is the same either way, which
+layers; a call is demanded and drawn at temperature 1. The distribution of the text is the same either way, which
 ``make test ARGS="-k exactness"`` shows by enumeration.
 """
 

@@ -1,4 +1,4 @@
-"""Cached scores are the uncached ones, whatever was asked before; and what cannot be served is refused by name."""
+"""Cached logits are the uncached ones, whatever was asked before; and what cannot be served is refused by name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from agentspec.models.packing import has_linear_kernels
 needs_kernels = pytest.mark.skipif(not has_linear_kernels(), reason="this torch has no oneDNN")
 
 TOLERANCE = 1e-5
-"""Largest difference allowed, as a share of the largest score (float32)."""
+"""Largest difference allowed, as a share of the largest logit (float32)."""
 
 
 def uncached(model: PreTrainedModel, context: list[int]) -> Tensor:
@@ -280,7 +280,7 @@ def test_an_encoder_decoder_is_refused() -> None:
 
 def test_a_wrong_mask_is_caught_by_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LayerMasks, "of", classmethod(lambda cls, model: cls({FULL: None})))
-    with pytest.raises(ModelLoadError, match=r"cached scores differ .* choose another model"):
+    with pytest.raises(ModelLoadError, match=r"cached logits differ .* choose another model"):
         CausalLM(mistral())
 
 

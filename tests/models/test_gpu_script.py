@@ -107,7 +107,7 @@ def test_without_noise_the_widened_model_gives_the_scores_of_the_small_one(parts
     assert sum(p.numel() for p in wide.parameters()) > 2 * sum(p.numel() for p in small.parameters())
 
 
-def test_noise_moves_the_law_as_far_as_is_asked(parts: Any, pair: tuple[Any, Any]) -> None:
+def test_noise_moves_the_distribution_as_far_as_is_asked(parts: Any, pair: tuple[Any, Any]) -> None:
     small, wide = pair
     noise = {alpha: parts.models.search_noise(wide, small, alpha)[0] for alpha in (0.9, 0.5)}
     assert noise[0.9] < noise[0.5]
@@ -194,9 +194,9 @@ def _believing(p: Tensor, draft: Any, rng: SequenceRng) -> Verification:
 def test_greedy_texts_may_part_at_ties_only(parts: Any, pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     small, _ = pair
     model = CausalLM(small)
-    scores = model.next_logits([[1, 2, 3, 4]], [1]).values[0, 0]
-    first, second = scores.topk(2).indices.tolist()
-    gap = float(scores[first] - scores[second])
+    logits = model.next_logits([[1, 2, 3, 4]], [1]).values[0, 0]
+    first, second = logits.topk(2).indices.tolist()
+    gap = float(logits[first] - logits[second])
     plain, other = (4, first, 0), (4, second, 9)
     found = {0: [plain], 1: [plain], 4: [other], 8: [plain]}
     monkeypatch.setattr(parts.checks, "texts", lambda *_: ([[1, 2, 3]], found))
@@ -209,8 +209,8 @@ def test_greedy_texts_may_part_at_ties_only(parts: Any, pair: tuple[Any, Any], m
 def test_a_draw_that_hits_what_has_no_mass_is_reported(parts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert parts.checks.zero_mass(500, "cpu").holds
 
-    def draw(self: SequenceRng, law: Tensor, role: Role, offsets: Tensor) -> Tensor:
-        cumulative = law.double().cumsum(-1)
+    def draw(self: SequenceRng, probs: Tensor, role: Role, offsets: Tensor) -> Tensor:
+        cumulative = probs.double().cumsum(-1)
         cumulative = cumulative / cumulative[:, -1:]
         return torch.searchsorted(cumulative, self.uniform(role, offsets, edges=cumulative)[:, None])[:, 0]
 
@@ -230,7 +230,7 @@ def test_slivers_of_a_rounded_sum_are_reported(parts: Any, monkeypatch: pytest.M
     assert "0 slivers" not in finding.detail
 
 
-def test_a_wrong_law_is_reported(parts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_distribution_is_reported(parts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert parts.checks.enumeration(TESTS, "cpu", 0.0).holds
     verify = speculative.verify
     monkeypatch.setitem(speculative.VERIFY, "rejection", lambda p, draft, rng: verify(p**1.01, draft, rng))

@@ -79,8 +79,8 @@ def test_scores_that_were_handed_out_do_not_change_with_the_next_pass() -> None:
     for token in range(5, 10):
         context.append(token)
         kept.append(lm.next_logits([list(context)], [1]).values[0])
-    for end, scores in enumerate(kept, 5):
-        torch.testing.assert_close(scores, uncached(llama(), context[:end])[-1:], rtol=1e-4, atol=1e-5)
+    for end, logits in enumerate(kept, 5):
+        torch.testing.assert_close(logits, uncached(llama(), context[:end])[-1:], rtol=1e-4, atol=1e-5)
 
 
 def test_graphs_are_dropped_when_keys_and_values_move() -> None:

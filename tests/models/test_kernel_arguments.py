@@ -18,37 +18,37 @@ from agentspec.models.tuning import tune
 pytestmark = pytest.mark.skipif(not compiles("auto"), reason="there is no C++ compiler")
 
 
-def law(rows: int = 2, size: int = 5) -> Tensor:
+def flat(rows: int = 2, size: int = 5) -> Tensor:
     return torch.full((rows, size), 1 / size)
 
 
 @pytest.mark.parametrize(
-    ("laws", "options", "error"),
+    ("probs", "options", "error"),
     [
-        (law().double(), torch.zeros(2, dtype=torch.float64), TypeError),
-        (law().half(), torch.zeros(2, dtype=torch.float64), TypeError),
-        (law().to("meta"), torch.zeros(2, dtype=torch.float64), TypeError),
-        (law(), torch.zeros(2, dtype=torch.long), TypeError),
-        (law(), torch.zeros(3, dtype=torch.float64), ValueError),
-        (law(), torch.zeros(2, 1, dtype=torch.float64), ValueError),
-        (law()[0], torch.zeros(5, dtype=torch.float64), ValueError),
-        (law()[None], torch.zeros(1, dtype=torch.float64), ValueError),
+        (flat().double(), torch.zeros(2, dtype=torch.float64), TypeError),
+        (flat().half(), torch.zeros(2, dtype=torch.float64), TypeError),
+        (flat().to("meta"), torch.zeros(2, dtype=torch.float64), TypeError),
+        (flat(), torch.zeros(2, dtype=torch.long), TypeError),
+        (flat(), torch.zeros(3, dtype=torch.float64), ValueError),
+        (flat(), torch.zeros(2, 1, dtype=torch.float64), ValueError),
+        (flat()[0], torch.zeros(5, dtype=torch.float64), ValueError),
+        (flat()[None], torch.zeros(1, dtype=torch.float64), ValueError),
     ],
     ids=range(8),
 )
-def test_laws_are_float32_on_a_cpu(laws: Tensor, options: Tensor, error: type[Exception]) -> None:
+def test_distributions_are_float32_on_a_cpu(probs: Tensor, options: Tensor, error: type[Exception]) -> None:
     with pytest.raises(error, match=r"got"):
-        kernels().draw(laws, options)
+        kernels().draw(probs, options)
     with pytest.raises(error, match=r"got"):
-        kernels().race(laws, options.float() if options.dtype == torch.long else options.long())
+        kernels().race(probs, options.float() if options.dtype == torch.long else options.long())
     if options.dtype == torch.float64:
         with pytest.raises(error, match=r"got"):
-            kernels().least_of_top_k(laws, [1.0] * (len(options) + (error is ValueError)))
+            kernels().least_of_top_k(probs, [1.0] * (len(options) + (error is ValueError)))
 
 
-def test_laws_need_not_lie_together() -> None:
-    laws = torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.0, 0.0]]).T  # [2, 3], column by column
-    assert kernels().draw(laws, torch.tensor([0.9, 0.0, 0.9, 0.0], dtype=torch.float64)[::2]).tolist() == [1, 0]
+def test_distributions_need_not_lie_together() -> None:
+    probs = torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.0, 0.0]]).T  # [2, 3], column by column
+    assert kernels().draw(probs, torch.tensor([0.9, 0.0, 0.9, 0.0], dtype=torch.float64)[::2]).tolist() == [1, 0]
 
 
 def attended(**changes: Any) -> Tensor:

@@ -277,45 +277,45 @@ def native() -> NativeSampling:
     return NativeSampling(kernels())
 
 
-def some_laws(size: int) -> Iterator[Tensor]:
+def some_probs(size: int) -> Iterator[Tensor]:
     """``[5, size]``: flat and peaked ones, with and without zeros."""
     generator = torch.Generator().manual_seed(size)
     for spread in (0.1, 1.0, 4.0, 30.0):
-        law = (torch.randn(5, size, generator=generator) * spread).softmax(-1)
-        yield law
-        yield law * (torch.rand(5, size, generator=generator) < 0.3)
+        probs = (torch.randn(5, size, generator=generator) * spread).softmax(-1)
+        yield probs
+        yield probs * (torch.rand(5, size, generator=generator) < 0.3)
 
 
 @needs_compiler
 @pytest.mark.parametrize("kind", [SequenceRng, CoupledRng])
 @pytest.mark.parametrize("size", SIZES_OF_LAWS)
 def test_tokens_are_drawn_as_torch_draws_them(size: int, kind: type[SequenceRng]) -> None:
-    for number, law in enumerate(some_laws(size)):
+    for number, probs in enumerate(some_probs(size)):
         rngs = [
             kind([3, 2**64 - 1, 7 + number, 11, 2**63], [0, 1, 2, 3, number], "cpu", by) for by in (native(), TORCH)
         ]
         offsets = torch.tensor([0, 1, 2, 3, 4])
-        found, expected = [rng.draw(law, Role.TARGET, offsets) for rng in rngs]
-        some = law.sum(-1) > 0
+        found, expected = [rng.draw(probs, Role.TARGET, offsets) for rng in rngs]
+        some = probs.sum(-1) > 0
         assert torch.equal(found[some], expected[some])
-        assert (law[torch.arange(5), found][some] > 0).all()
+        assert (probs[torch.arange(5), found][some] > 0).all()
 
 
 @needs_compiler
 def test_coupled_draws_of_several_positions_are_those_of_each() -> None:
-    law = torch.rand(2, 3, 100, generator=torch.Generator().manual_seed(0))
+    probs = torch.rand(2, 3, 100, generator=torch.Generator().manual_seed(0))
     rng, offsets = CoupledRng([5, 6], [7, 8], "cpu", native()), torch.arange(3).expand(2, 3)
-    found = rng.draw(law.transpose(0, 1).contiguous().transpose(0, 1), Role.TARGET, offsets)
+    found = rng.draw(probs.transpose(0, 1).contiguous().transpose(0, 1), Role.TARGET, offsets)
     for k in range(3):
-        assert torch.equal(found[:, k], rng.draw(law[:, k], Role.TARGET, offsets[:, k]))
+        assert torch.equal(found[:, k], rng.draw(probs[:, k], Role.TARGET, offsets[:, k]))
 
 
 @needs_compiler
 @pytest.mark.parametrize("draw", [SequenceRng, CoupledRng])
-def test_what_is_no_law_gives_some_token(draw: type[SequenceRng]) -> None:
+def test_what_is_no_distribution_gives_some_token(draw: type[SequenceRng]) -> None:
     """Nobody takes it: such a position raises. But it has to be one."""
-    laws = torch.stack([torch.full((70,), math.nan), torch.zeros(70)])
-    found = draw([1, 2], [3, 4], "cpu", native()).draw(laws, Role.TARGET, torch.zeros(2, dtype=torch.long))
+    probs = torch.stack([torch.full((70,), math.nan), torch.zeros(70)])
+    found = draw([1, 2], [3, 4], "cpu", native()).draw(probs, Role.TARGET, torch.zeros(2, dtype=torch.long))
     assert found.tolist() == [0, 0]
 
 
@@ -323,21 +323,21 @@ def test_what_is_no_law_gives_some_token(draw: type[SequenceRng]) -> None:
 @pytest.mark.parametrize("u", [0.0, 0.5, 1 - 2.0**-53])
 def test_a_token_without_mass_is_never_drawn(u: float) -> None:
     generator = torch.Generator().manual_seed(7)
-    laws = torch.rand(3000, 300, generator=generator) * torch.exp(-60 * torch.rand(3000, 300, generator=generator))
-    laws *= torch.rand(laws.shape, generator=generator) < 0.5
-    laws[:, :70], laws[:, -9:] = 0, 0
-    drawn = kernels().draw(laws, torch.full((3000,), u, dtype=torch.float64))
-    assert (laws[torch.arange(3000), drawn] > 0).all()
+    probs = torch.rand(3000, 300, generator=generator) * torch.exp(-60 * torch.rand(3000, 300, generator=generator))
+    probs *= torch.rand(probs.shape, generator=generator) < 0.5
+    probs[:, :70], probs[:, -9:] = 0, 0
+    drawn = kernels().draw(probs, torch.full((3000,), u, dtype=torch.float64))
+    assert (probs[torch.arange(3000), drawn] > 0).all()
 
 
 @needs_compiler
 def test_races_are_won_by_who_is_first() -> None:
-    """Near-flat laws, in which every token may win."""
+    """Near-flat distributions, in which every token may win."""
     generator = torch.Generator().manual_seed(7)
-    laws = 1 + 0.01 * torch.rand(3000, 3001, generator=generator)
+    probs = 1 + 0.01 * torch.rand(3000, 3001, generator=generator)
     offsets = torch.zeros(3000, dtype=torch.long)
     rngs = [CoupledRng(range(3000), [0] * 3000, "cpu", by) for by in (native(), TORCH)]
-    found, expected = [rng.draw(laws, Role.TARGET, offsets) for rng in rngs]
+    found, expected = [rng.draw(probs, Role.TARGET, offsets) for rng in rngs]
     assert torch.equal(found, expected)
     assert len(found.unique()) > 1000
 
@@ -370,15 +370,15 @@ def test_filters_of_all_there_is_keep_all() -> None:
 @pytest.mark.parametrize("by", ["torch", pytest.param("native", marks=needs_compiler)])
 def test_draws_follow_their_distribution(by: str) -> None:
     """A chi-square test of 40,000 draws of each kind."""
-    law = torch.tensor([0.5, 0.25, 0.0, 0.125, 0.0625, 0.0625])
+    probs = torch.tensor([0.5, 0.25, 0.0, 0.125, 0.0625, 0.0625])
     count = 40_000
     for kind in (SequenceRng, CoupledRng):
         rng = kind(range(count), [0] * count, "cpu", native() if by == "native" else TORCH)
-        drawn = rng.draw(law.expand(count, -1), Role.TARGET, torch.zeros(count, dtype=torch.long))
-        expected = count * law[law > 0]
-        found = torch.bincount(drawn, minlength=len(law))
+        drawn = rng.draw(probs.expand(count, -1), Role.TARGET, torch.zeros(count, dtype=torch.long))
+        expected = count * probs[probs > 0]
+        found = torch.bincount(drawn, minlength=len(probs))
         assert found[2] == 0
-        assert ((found[law > 0] - expected) ** 2 / expected).sum() < 18.5  # one in a thousand of 4 degrees of freedom
+        assert ((found[probs > 0] - expected) ** 2 / expected).sum() < 18.5  # one in a thousand of 4 degrees of freedom
 
 
 @needs_compiler
@@ -634,13 +634,13 @@ def test_other_defaults_of_torch_change_nothing(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(compiled_pass, "_STEP", 3)
     context = [i * 7 % VOCABULARY for i in range(60)]
     expected = CausalLM(compiled(llama(**WHOLE))).next_logits([context], [60]).values
-    lm, law = CausalLM(compiled(llama(**WHOLE))), torch.full((1, 4), 0.25)
+    lm, probs = CausalLM(compiled(llama(**WHOLE))), torch.full((1, 4), 0.25)
     try:
         torch.set_default_dtype(torch.bfloat16)
         torch.set_default_device("meta")
         found = lm.next_logits([context], [60]).values
-        token = kernels().draw(law, torch.tensor([0.6], dtype=torch.float64, device="cpu"))
-        least = kernels().least_of_top_k(law, [1])
+        token = kernels().draw(probs, torch.tensor([0.6], dtype=torch.float64, device="cpu"))
+        least = kernels().least_of_top_k(probs, [1])
     finally:
         torch.set_default_dtype(torch.float32)
         torch.set_default_device(None)
@@ -678,7 +678,7 @@ def test_weights_that_move_after_loading_are_found_again() -> None:
     assert torch.equal(lm.next_logits([context], [17]).values[0], before[0, 3:])
     model.model.embed_tokens.to(torch.float64)
     lm.kv.clear()
-    with pytest.raises((TypeError, UserWarning)):  # whatever comes first: no scores of weights that are gone
+    with pytest.raises((TypeError, UserWarning)):  # whatever comes first: no logits of weights that are gone
         lm.next_logits([context], [1])
 
 

@@ -486,7 +486,7 @@ def test_a_weight_of_another_shape_is_named_with_both(copy: Callable[[str], Path
 def test_weights_that_are_no_numbers_are_called_that(copy: Callable[[str], Path], value: float) -> None:
     folder = copy("llama")
     change_weights(folder / WEIGHTS, lambda weights: weights["model.norm.weight"].fill_(value))
-    assert "its own scores are not finite" in refusal(folder)
+    assert "its own logits are not finite" in refusal(folder)
 
 
 # --- files ----------------------------------------------------------------------------------------------------------

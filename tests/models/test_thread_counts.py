@@ -131,7 +131,7 @@ def test_sampling_over_a_large_vocabulary_is_the_same_on_any_number_of_threads(s
     found = []
     for count in (1, 2, 3):
         torch.set_num_threads(count)
-        laws = [warp(logits[:rows, None], [SamplingParams(**settings)] * rows, None) for rows in (1, 5)]
-        found.append([*laws, logits.log_softmax(-1), logits[:1].log_softmax(-1), logits.argmax(-1)])
+        probs = [warp(logits[:rows, None], [SamplingParams(**settings)] * rows, None) for rows in (1, 5)]
+        found.append([*probs, logits.log_softmax(-1), logits[:1].log_softmax(-1), logits.argmax(-1)])
     for other in found[1:]:
         assert all(torch.equal(one, two) for one, two in zip(found[0], other, strict=True))

@@ -281,8 +281,8 @@ def test_scores_of_shared_tokens_are_the_drafts_behind_the_translation() -> None
     contexts = [plain_ids(TOKENIZERS["bpe"](), text) for text in TEXTS]
     last = [min(len(context), 1 + row) for row, context in enumerate(contexts)]
     last[2] = 0
-    scores = model.next_logits(contexts, last).values
-    assert scores.shape == (len(contexts), max(last), len(TOKENIZERS["bpe"]()))
+    logits = model.next_logits(contexts, last).values
+    assert logits.shape == (len(contexts), max(last), len(TOKENIZERS["bpe"]()))
     respelled = 0
     for row, (context, count) in enumerate(zip(contexts, last, strict=True)):
         whole = model.translation(context)
@@ -292,9 +292,9 @@ def test_scores_of_shared_tokens_are_the_drafts_behind_the_translation() -> None
             expected = inner.logits(ids)
             for token in range(model.vocab_size):
                 twin = model.translation.shared.get(token)
-                assert scores[row, k, token] == (float("-inf") if twin is None else expected[twin])
+                assert logits[row, k, token] == (float("-inf") if twin is None else expected[twin])
     assert respelled  # some words were spelled otherwise before they went on
-    assert torch.isfinite(scores[0, 0]).sum() == model.shared_tokens == len(model.translation.shared)
+    assert torch.isfinite(logits[0, 0]).sum() == model.shared_tokens == len(model.translation.shared)
     assert model.next_logits([], []).values.shape[-1] == model.vocab_size
     assert model.next_logits(contexts[:2], [0, 0]).values.shape == (2, 0, model.vocab_size)
 
@@ -310,8 +310,8 @@ def test_ids_beyond_the_drafts_head_are_left_out() -> None:
     assert [model.can_read(context) for context in contexts] == fits
     assert not model.can_read([model.vocab_size])
     known = [context for context in contexts if model.can_read(context)]
-    scores = model.next_logits(known, [1] * len(known)).values
-    assert torch.isfinite(scores).sum(-1).unique().tolist() == [model.shared_tokens]
+    logits = model.next_logits(known, [1] * len(known)).values
+    assert torch.isfinite(logits).sum(-1).unique().tolist() == [model.shared_tokens]
 
 
 @pytest.fixture

@@ -118,59 +118,59 @@ class Fuzz:
         found: Array = np.where(rng.random(shape) < share, rng.choice(some, shape), normal)
         return found.astype(np.float32)
 
-    # Rows of scores and laws
+    # Rows of scores and distributions
 
     def draws(self) -> None:
         for size, kind, threads in itertools.product(
-            SIZES, ("law", "sparse", "denormal", "one", "none", "nan"), (1, 3)
+            SIZES, ("dense", "sparse", "denormal", "one", "none", "nan"), (1, 3)
         ):
             rows = int(self.rng.integers(0, 5))
             self.case("draws", size, kind, rows, threads)
-            laws = self.laws(kind, rows, size)
+            probs = self.probs(kind, rows, size)
             uniforms = self.rng.choice([0.0, 1 - 2.0**-53, 0.5, *self.rng.random(4)], rows)
             keys = self.rng.integers(0, 2**64, rows, dtype=np.uint64)
             tokens = np.full(rows, -7)
-            placed, found = self.memory.of(laws), self.memory.of(tokens)
+            placed, found = self.memory.of(probs), self.memory.of(tokens)
             self.call("draw", placed, rows, size, self.memory.of(uniforms), found, ctypes.c_int(threads))
-            for law, u, token in zip(laws.astype(np.float64), uniforms, found, strict=True):
-                self.expect(self.is_drawn(law, u, int(token)), "draw", u, token)
+            for row, u, token in zip(probs.astype(np.float64), uniforms, found, strict=True):
+                self.expect(self.is_drawn(row, u, int(token)), "draw", u, token)
             found = self.memory.of(tokens)
             self.call("race", placed, rows, size, self.memory.of(keys), found, ctypes.c_int(threads))
-            for law, key, token in zip(laws.astype(np.float64), keys, found, strict=True):
-                self.expect(self.is_winner(law, key, int(token)), "race", key, token)
+            for row, key, token in zip(probs.astype(np.float64), keys, found, strict=True):
+                self.expect(self.is_winner(row, key, int(token)), "race", key, token)
 
-    def laws(self, kind: str, rows: int, size: int) -> Array:
-        laws = self.rng.random((rows, size)).astype(np.float32) ** 8
+    def probs(self, kind: str, rows: int, size: int) -> Array:
+        probs = self.rng.random((rows, size)).astype(np.float32) ** 8
         if kind == "sparse":
-            laws[self.rng.random(laws.shape) < 0.9] = 0
+            probs[self.rng.random(probs.shape) < 0.9] = 0
         elif kind == "denormal":
-            laws = self.rng.choice(np.array([0, LEAST, 1e-39], dtype=np.float32), laws.shape)
+            probs = self.rng.choice(np.array([0, LEAST, 1e-39], dtype=np.float32), probs.shape)
         elif kind == "one":
-            laws[:] = 0
+            probs[:] = 0
             if size:
-                laws[np.arange(rows), self.rng.integers(0, size, rows)] = 1
+                probs[np.arange(rows), self.rng.integers(0, size, rows)] = 1
         elif kind in ("none", "nan"):
-            laws[:] = 0 if kind == "none" else np.nan
-        return laws
+            probs[:] = 0 if kind == "none" else np.nan
+        return probs
 
     @staticmethod
-    def is_drawn(law: Array, u: float, token: int) -> bool:
-        total = law.sum()
+    def is_drawn(probs: Array, u: float, token: int) -> bool:
+        total = probs.sum()
         if not total > 0:
             return token == 0
-        before = law[:token].sum()
-        return bool(law[token] > 0 and before - 1e-9 * total <= u * total <= before + law[token] + 1e-9 * total)
+        before = probs[:token].sum()
+        return bool(probs[token] > 0 and before - 1e-9 * total <= u * total <= before + probs[token] + 1e-9 * total)
 
     @staticmethod
-    def is_winner(law: Array, key: np.uint64, token: int) -> bool:
-        if not law.size or np.isnan(law).any() or not law.any():
+    def is_winner(probs: Array, key: np.uint64, token: int) -> bool:
+        if not probs.size or np.isnan(probs).any() or not probs.any():
             return token == 0
         with np.errstate(over="ignore", divide="ignore"):
-            x = key + (np.arange(len(law), dtype=np.uint64) + np.uint64(1)) * GOLDEN
+            x = key + (np.arange(len(probs), dtype=np.uint64) + np.uint64(1)) * GOLDEN
             x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
             x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
             x ^= x >> np.uint64(31)
-            times = -np.log(((x >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52) / law
+            times = -np.log(((x >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52) / probs
         return bool(times[token] <= times.min() * (1 + 1e-12))
 
     def filters(self) -> None:

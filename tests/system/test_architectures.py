@@ -1,4 +1,4 @@
-"""Every causal architecture of transformers is served with its own scores, or refused by name, as the docs say."""
+"""Every causal architecture of transformers is served with its own logits, or refused by name, as the docs say."""
 
 from __future__ import annotations
 
@@ -70,5 +70,5 @@ def test_wrong_scores_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(attention.LayerMasks, "build", one_more)
     monkeypatch.setattr(probe.Probe, "run", lambda self, max_context: None)
-    with pytest.raises(WrongScoresError, match="mistral: scores differ"):
+    with pytest.raises(WrongScoresError, match="mistral: logits differ"):
         try_architecture("mistral")

@@ -32,8 +32,8 @@ def engine(embedded_model: tuple[CausalLM, Any]) -> Iterator[LocalEngine]:
 
 @pytest.mark.embedded
 @pytest.mark.parametrize("name", ENGINES)
-def test_best_tokens_without_masks_are_those_of_masked_laws(engine: LocalEngine, name: Any) -> None:
-    """Greedy rounds make no masks, unless log-probabilities are asked for; then whole laws are made."""
+def test_best_tokens_without_masks_are_those_of_masked_distributions(engine: LocalEngine, name: Any) -> None:
+    """Greedy rounds make no masks, unless log-probabilities are asked for; then whole distributions are made."""
     prompts = [
         "A shop order in JSON:\n",
         'Like {"item": "sofa", "count": 3}:\n',

@@ -23,7 +23,7 @@ def markov() -> dict[str, Any]:
 
 
 def test_markov_measures_what_is_true(markov: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-    """With pinned seeds: the law within its noise, acceptance and tokens per call within their standard errors."""
+    """With pinned seeds: distribution within its noise, acceptance and tokens per call within their standard errors."""
     found = markov["main"](["--sequences", "400", "--length", "8", "--largest-gamma", "5", "--seed", "3"])
     alpha = markov["acceptance_rate"](*markov["models"](3))
     assert [row.gamma for row in found] == list(range(6))
@@ -49,14 +49,14 @@ def test_markov_without_speculation_takes_one_call_a_token(markov: dict[str, Any
     assert markov["target_calls"](target, draft, 4, 40) < 20
 
 
-def test_markov_sees_a_wrong_law(markov: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bound is tight enough to fail: here against the law of another chain."""
+def test_markov_sees_a_wrong_distribution(markov: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bound is tight enough to fail: here against the distribution of another chain."""
     target, draft = markov["models"](3)
     right = markov["measure"](target, draft, gamma=2, sequences=400, length=8)
     assert right.total_variation < right.noise_limit
-    pair_law = markov["pair_law"]
+    pair_probs = markov["pair_probs"]
     monkeypatch.setitem(
-        markov["measure"].__globals__, "pair_law", lambda target, start, length: pair_law(draft, start, length)
+        markov["measure"].__globals__, "pair_probs", lambda target, start, length: pair_probs(draft, start, length)
     )
     wrong = markov["measure"](target, draft, gamma=2, sequences=400, length=8)
     assert wrong.total_variation > wrong.noise_limit

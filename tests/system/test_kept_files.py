@@ -21,8 +21,8 @@ needs_compiler = pytest.mark.skipif(not compiles("auto"), reason="there is no C+
 PRODUCT = """
 import torch
 from agentspec.models.backends.native import kernels
-law = torch.tensor([[0.0, 1.0, 0.0]])
-assert kernels().draw(law, torch.tensor([0.5], dtype=torch.float64)).tolist() == [1]
+probs = torch.tensor([[0.0, 1.0, 0.0]])
+assert kernels().draw(probs, torch.tensor([0.5], dtype=torch.float64)).tolist() == [1]
 """
 
 

@@ -219,7 +219,7 @@ def test_scores_are_the_same_bit_by_bit_however_many_are_computed(
 
 
 class Blurred:
-    """A draft that is often right and often wrong: the target's own scores, flattened."""
+    """A draft that is often right and often wrong: the target's own logits, flattened."""
 
     def __init__(self, target: CausalLM) -> None:
         self._target = target
@@ -230,8 +230,10 @@ class Blurred:
 
 
 @pytest.mark.parametrize("settings", [{"temperature": 1.2, "top_k": 4}, {"temperature": 0.9, "top_p": 0.6, "top_k": 8}])
-def test_drawn_texts_have_the_law_of_the_model(embedded_model: tuple[CausalLM, Any], settings: dict[str, Any]) -> None:
-    """Chi-square over all pairs of tokens, 320 samples, the law computed token by token without a drafter."""
+def test_drawn_texts_have_the_distribution_of_the_model(
+    embedded_model: tuple[CausalLM, Any], settings: dict[str, Any]
+) -> None:
+    """Chi-square over all pairs of tokens, 320 samples, the distribution computed token by token without a drafter."""
     target, tokenizer = embedded_model
     params = SamplingParams(**settings, max_tokens=2)
     prompt = tokenizer.encode("My favourite animal is the")
@@ -240,14 +242,14 @@ def test_drawn_texts_have_the_law_of_the_model(embedded_model: tuple[CausalLM, A
     engine.close()
     assert 0.2 < sum(s.stats.accepted_tokens for s in samples) / sum(s.stats.drafted_tokens for s in samples) < 0.95
     first = warp(target.next_logits([prompt], [1]).values, [params])[0, 0]
-    law = {}
+    probs = {}
     for one in first.nonzero().flatten().tolist():
         second = warp(target.next_logits([[*prompt, one]], [1]).values, [params])[0, 0]
-        law |= {(one, two): float(first[one] * second[two]) for two in second.nonzero().flatten().tolist()}
+        probs |= {(one, two): float(first[one] * second[two]) for two in second.nonzero().flatten().tolist()}
     found = Counter(sample.tokens for sample in samples)
-    assert found.keys() <= law.keys()
-    common = [pair for pair, p in law.items() if p * len(samples) >= 5]
-    cells = [(found[pair], law[pair] * len(samples)) for pair in common]
+    assert found.keys() <= probs.keys()
+    common = [pair for pair, p in probs.items() if p * len(samples) >= 5]
+    cells = [(found[pair], probs[pair] * len(samples)) for pair in common]
     rest = sum(found.values()) - sum(count for count, _ in cells), len(samples) - sum(mean for _, mean in cells)
     statistic = sum((count - mean) ** 2 / mean for count, mean in [*cells, rest] if mean > 1e-9)
     degrees = len(cells)

@@ -1,4 +1,4 @@
-"""Penalties, bias, bans, min_tokens and processors act on p and q at every position of a block: the law is plain."""
+"""Penalties, bias, bans, min_tokens and processors act on p and q at every position: the distribution is plain."""
 
 from __future__ import annotations
 
@@ -68,26 +68,28 @@ def grammar() -> AutomatonMatcher:
 @pytest.mark.whole
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_the_law_is_that_of_plain_decoding(name: str, setting: str) -> None:
+def test_the_distribution_is_that_of_plain_decoding(name: str, setting: str) -> None:
     params = SamplingParams(**SETTINGS[setting])
     tasks = [(None, frozenset([2])), (grammar, frozenset[int]())]
     one = tasks[(list(SETTINGS).index(setting) + list(DRAFTERS).index(name)) % 2]
     for matcher, end_tokens in effort(quick=[one], whole=tasks):
         decoder = SpeculativeDecoder(TARGET, DRAFTERS[name], gamma=2)
-        law = emitted_distribution(decoder.round, [0, 1, 0], 3, params, matcher, end_tokens)
+        probs = emitted_distribution(decoder.round, [0, 1, 0], 3, params, matcher, end_tokens)
         expected = plain_distribution(TARGET, [0, 1, 0], 3, params, matcher, end_tokens)
-        assert largest_error(law, expected) < 1e-12
+        assert largest_error(probs, expected) < 1e-12
         unadjusted = plain_distribution(TARGET, [0, 1, 0], 3, SamplingParams(), matcher, end_tokens)
         assert largest_error(expected, unadjusted) > 1e-3 or (matcher and setting in ("min_tokens", "banned"))
 
 
 def test_min_tokens_holds_and_banned_ids_never_come() -> None:
-    law = plain_distribution(TARGET, [0], 4, SamplingParams(min_tokens=3, banned_token_ids=(1,)), None, frozenset([2]))
-    assert all(2 not in text[:3] and 1 not in text for text in law)
+    probs = plain_distribution(
+        TARGET, [0], 4, SamplingParams(min_tokens=3, banned_token_ids=(1,)), None, frozenset([2])
+    )
+    assert all(2 not in text[:3] and 1 not in text for text in probs)
 
 
 def scores_after(prefix: list[int], prompt_length: int, **settings: Any) -> Tensor:
-    """Log-law of one position with scores 1, -1, 2."""
+    """Log-distribution of one position with scores 1, -1, 2."""
     where = Prefix(prefix, prompt_length, 1, frozenset())
     return warp(torch.tensor([[[1.0, -1.0, 2.0]]]), [SamplingParams(**settings)], None, [where])[0, 0].log()
 
@@ -152,7 +154,7 @@ def test_an_impossible_request_ends_alone(engine: LocalEngine) -> None:
         ({"logit_bias": {9: 1.0}}, "outside the vocabulary"),
     ],
 )
-def test_what_leaves_no_law_says_so(engine: LocalEngine, settings: dict[str, Any], message: str) -> None:
+def test_what_leaves_no_distribution_says_so(engine: LocalEngine, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequestError, match=message):
         engine.generate([Request([0], SamplingParams(**settings))])
 
@@ -198,7 +200,7 @@ def dead_end() -> AutomatonMatcher:
 @pytest.mark.parametrize(
     "settings", [{"banned_token_ids": (1, 2)}, {"logit_bias": {1: -1e9}}, {"logit_bias": {1: -1e9}, "temperature": 0.0}]
 )
-def test_positions_that_are_never_reached_need_no_law(acceptance: Any, settings: dict[str, Any]) -> None:
+def test_positions_that_are_never_reached_need_no_distribution(acceptance: Any, settings: dict[str, Any]) -> None:
     """The look-up drafts into a dead end of the grammar, which the target never enters."""
     for drafter in (None, PromptLookupDrafter(min_ngram=1), Cascade([PromptLookupDrafter(min_ngram=1)])):
         params = SamplingParams(max_tokens=12, **settings)

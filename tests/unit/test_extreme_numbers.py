@@ -112,7 +112,7 @@ def test_limits_that_are_no_numbers_are_named() -> None:
             SamplingParams(max_tokens=value)  # type: ignore[arg-type]
 
 
-# Laws
+# Distributions
 
 
 @pytest.mark.parametrize("settings", FILTERS, ids=str)
@@ -125,7 +125,7 @@ def test_logits_of_plus_infinity_share_the_mass(settings: dict[str, Any], arithm
 
 
 @pytest.mark.parametrize("settings", FILTERS, ids=str)
-def test_nan_makes_no_law_where_it_is_legal_and_is_nothing_elsewhere(
+def test_nan_makes_no_distribution_where_it_is_legal_and_is_nothing_elsewhere(
     settings: dict[str, Any], arithmetic: SamplingKernels
 ) -> None:
     for scores in ([0.0, NAN, 1.0], [INF, NAN, 1.0], [NAN] * 3, [-INF, NAN, -INF]):
@@ -174,13 +174,15 @@ def law_after(scores: SequenceOf[float], prefix: list[int], **settings: Any) -> 
 
 @pytest.mark.parametrize("kind", [SequenceRng, CoupledRng])
 @pytest.mark.parametrize("size", [1, 7, 64, 65, 1000])
-def test_a_law_that_is_none_draws_token_0(kind: type[SequenceRng], size: int, arithmetic: SamplingKernels) -> None:
-    laws = torch.stack([torch.full((size,), NAN), torch.zeros(size), torch.zeros(size)])
-    laws[2, -1] = 1.0
+def test_a_distribution_that_is_none_draws_token_0(
+    kind: type[SequenceRng], size: int, arithmetic: SamplingKernels
+) -> None:
+    probs = torch.stack([torch.full((size,), NAN), torch.zeros(size), torch.zeros(size)])
+    probs[2, -1] = 1.0
     for seed in range(5):
         drawn = (
             kind([seed] * 3, [0] * 3, "cpu", arithmetic)
-            .draw(laws, Role.TARGET, torch.zeros(3, dtype=torch.long))
+            .draw(probs, Role.TARGET, torch.zeros(3, dtype=torch.long))
             .tolist()
         )
         assert drawn == [0, 0, size - 1]
@@ -277,7 +279,7 @@ def test_log_probabilities_do_not_underflow(gap: float, raw: bool, drafts: bool)
         assert min(dict(entry.top)[1] for entry in sequence.logprobs) < -gap / 2.1
 
 
-def test_log_probabilities_are_those_of_the_law() -> None:
+def test_log_probabilities_are_those_of_the_distribution() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = 5 * torch.randn(3, 2, 40, generator=generator)
     params = [SamplingParams(temperature=0.7, top_k=9, top_p=0.95), SamplingParams(temperature=0), SamplingParams()]

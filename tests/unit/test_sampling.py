@@ -1,4 +1,4 @@
-"""The law a token is drawn from, against a slow reference; and the rng, with pinned seeds and bounds."""
+"""The distribution a token is drawn from, against a slow reference; and the rng, with pinned seeds and bounds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LARGEST = 1 - 2.0**-53
 """The largest uniform that a rng can show."""
 
 
-def law(scores: SequenceOf[float], params: SamplingParams, legal: SequenceOf[bool] | None = None) -> list[float]:
+def probs(scores: SequenceOf[float], params: SamplingParams, legal: SequenceOf[bool] | None = None) -> list[float]:
     """What ``warp`` makes of one position, in float64."""
     logits = torch.tensor([[scores]], dtype=torch.float64)
     (((*masses,),),) = warp(
@@ -58,7 +58,7 @@ def reference(scores: SequenceOf[float], params: SamplingParams, legal: Sequence
     return softmax(kept)
 
 
-# The law
+# The distribution
 
 
 @pytest.mark.parametrize(
@@ -89,42 +89,42 @@ def test_warp_is_the_slow_reference(settings: dict[str, Any], masked: bool) -> N
     for size in (1, 2, 3, 8, 50):
         scores = [generator.gauss(0, 2) for _ in range(size)]
         legal = [True, *(generator.random() < 0.5 for _ in range(size - 1))] if masked else None
-        assert law(scores, params, legal) == pytest.approx(reference(scores, params, legal), abs=1e-12)
+        assert probs(scores, params, legal) == pytest.approx(reference(scores, params, legal), abs=1e-12)
 
 
 @pytest.mark.parametrize(("top_p", "top_k"), [(0.05, 0), (0.9, 0), (0.999, 0), (0.9, 1500)])
 def test_top_p_reaches_past_the_prefilter(top_p: float, top_k: int) -> None:
-    """Flat laws, of which the 512 likeliest tokens do not hold top-p's mass."""
+    """Flat distributions, of which the 512 likeliest tokens do not hold top-p's mass."""
     generator, params = random.Random(8), SamplingParams(top_p=top_p, top_k=top_k)
     scores = [generator.gauss(0, 0.1) for _ in range(2000)]
-    assert law(scores, params) == pytest.approx(reference(scores, params), abs=1e-12)
+    assert probs(scores, params) == pytest.approx(reference(scores, params), abs=1e-12)
 
 
 def test_the_mask_comes_before_top_k() -> None:
-    assert law([5.0, 4.0, 1.0, 0.0], SamplingParams(top_k=1), [False, False, True, True]) == [0, 0, 1, 0]
+    assert probs([5.0, 4.0, 1.0, 0.0], SamplingParams(top_k=1), [False, False, True, True]) == [0, 0, 1, 0]
 
 
 def test_the_mask_comes_before_top_p_and_min_p() -> None:
     masses, legal = [math.log(m) for m in (0.9, 0.06, 0.04)], [False, True, True]
-    assert law(masses, SamplingParams(top_p=0.55), legal) == [0, 1, 0]
-    assert law(masses, SamplingParams(min_p=0.5), legal) == pytest.approx([0, 0.6, 0.4])
+    assert probs(masses, SamplingParams(top_p=0.55), legal) == [0, 1, 0]
+    assert probs(masses, SamplingParams(min_p=0.5), legal) == pytest.approx([0, 0.6, 0.4])
 
 
 def test_temperature_comes_before_top_p() -> None:
     masses = [math.log(m) for m in (0.6, 0.3, 0.1)]
-    assert law(masses, SamplingParams(top_p=0.7)) == pytest.approx([2 / 3, 1 / 3, 0])
-    assert law(masses, SamplingParams(temperature=0.5, top_p=0.7)) == [1, 0, 0]
+    assert probs(masses, SamplingParams(top_p=0.7)) == pytest.approx([2 / 3, 1 / 3, 0])
+    assert probs(masses, SamplingParams(temperature=0.5, top_p=0.7)) == [1, 0, 0]
 
 
 def test_top_k_comes_before_top_p() -> None:
     masses = [math.log(m) for m in (0.4, 0.3, 0.2, 0.1)]
-    assert law(masses, SamplingParams(top_p=0.55)) == pytest.approx([4 / 7, 3 / 7, 0, 0])
-    assert law(masses, SamplingParams(top_k=2, top_p=0.55)) == [1, 0, 0, 0]
+    assert probs(masses, SamplingParams(top_p=0.55)) == pytest.approx([4 / 7, 3 / 7, 0, 0])
+    assert probs(masses, SamplingParams(top_k=2, top_p=0.55)) == [1, 0, 0, 0]
 
 
 def test_top_p_comes_before_min_p() -> None:
     masses = [math.log(m) for m in (0.5, 0.3, 0.1, 0.1)]
-    assert law(masses, SamplingParams(top_p=0.6, min_p=0.5)) == pytest.approx([0.625, 0.375, 0, 0])
+    assert probs(masses, SamplingParams(top_p=0.6, min_p=0.5)) == pytest.approx([0.625, 0.375, 0, 0])
 
 
 def test_tied_tokens_share_one_fate() -> None:
@@ -135,12 +135,12 @@ def test_tied_tokens_share_one_fate() -> None:
         SamplingParams(top_p=0.1),
         SamplingParams(min_p=1),
     ):
-        assert law(scores, params) == pytest.approx([0, 1 / 3, 1 / 3, 1 / 3, 0])
+        assert probs(scores, params) == pytest.approx([0, 1 / 3, 1 / 3, 1 / 3, 0])
 
 
 def test_greedy_is_one_hot_on_the_first_best_token() -> None:
-    assert law([1.0, 3.0, 3.0, 2.0], SamplingParams(temperature=0)) == [0, 1, 0, 0]
-    assert law([1.0, 3.0, 3.0, 2.0], SamplingParams(temperature=0), [True, False, True, True]) == [0, 0, 1, 0]
+    assert probs([1.0, 3.0, 3.0, 2.0], SamplingParams(temperature=0)) == [0, 1, 0, 0]
+    assert probs([1.0, 3.0, 3.0, 2.0], SamplingParams(temperature=0), [True, False, True, True]) == [0, 0, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_half_precision_is_promoted_and_double_kept(given: torch.dtype, made: to
         assert warp(logits, [params]).sum().item() == pytest.approx(1)
 
 
-def test_a_position_without_a_law_is_nan_all_over() -> None:
+def test_a_position_without_a_distribution_is_nan_all_over() -> None:
     nothing_legal = PackedMasks.of(torch.zeros(1, 1, 3, dtype=torch.bool))
     broken = torch.tensor([[[0.0, math.nan, 1.0]]])
     for temperature in (0.0, 1.0):
@@ -171,7 +171,7 @@ def test_a_position_without_a_law_is_nan_all_over() -> None:
 
 
 def test_each_row_has_its_own_settings() -> None:
-    """A row's law is bit for bit the law it has alone; padding (NaN) and neighbours change nothing."""
+    """A row's distribution is bit for bit the one that it has alone; padding (NaN) and neighbours change nothing."""
     settings = [
         SamplingParams(),
         SamplingParams(temperature=0),
@@ -252,14 +252,14 @@ def test_uniforms_are_reproducible_doubles_in_the_unit_interval() -> None:
 @pytest.mark.parametrize("kind", [SequenceRng, CoupledRng])
 def test_a_rows_numbers_do_not_depend_on_its_neighbours(kind: type[SequenceRng]) -> None:
     seeds, positions = [5, 2**64 - 1, -3, 5, 0], [0, 3, 7, 2, 0]
-    laws = torch.rand(5, 7, generator=torch.Generator().manual_seed(0))
+    probs = torch.rand(5, 7, generator=torch.Generator().manual_seed(0))
     batch, at = kind(seeds, positions), torch.tensor([0, 2, 1, 4, 0])
     for rows in ([0], [3, 1], [4, 2, 0], [0, 1, 2, 3, 4]):
         alone = kind([seeds[row] for row in rows], [positions[row] for row in rows])
         for part in (alone, batch.select(rows)):
             for role in Role:
                 assert torch.equal(part.uniform(role, at[rows]), batch.uniform(role, at)[rows])
-                assert torch.equal(part.draw(laws[rows], role, at[rows]), batch.draw(laws, role, at)[rows])
+                assert torch.equal(part.draw(probs[rows], role, at[rows]), batch.draw(probs, role, at)[rows])
 
 
 def test_an_offset_counts_from_the_position() -> None:
@@ -308,26 +308,26 @@ class Rigged(SequenceRng):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_a_token_without_mass_is_never_drawn(dtype: torch.dtype) -> None:
-    laws = torch.rand(200, 1001, generator=torch.Generator().manual_seed(0)).to(dtype)
-    laws[:, ::2] = 0  # the first and the last token too
-    laws[:, 700:] *= torch.rand(200, 1) < 0.5  # and long tails
-    laws = laws / laws.sum(-1, keepdim=True)
+    probs = torch.rand(200, 1001, generator=torch.Generator().manual_seed(0)).to(dtype)
+    probs[:, ::2] = 0  # the first and the last token too
+    probs[:, 700:] *= torch.rand(200, 1) < 0.5  # and long tails
+    probs = probs / probs.sum(-1, keepdim=True)
     where, rows = torch.zeros(200, dtype=torch.long), torch.arange(200)
-    positive = laws > 0
+    positive = probs > 0
     for u in (0.0, 2.0**-53, 0.25, 0.5, LARGEST):
-        drawn = Rigged(200, u).draw(laws, Role.TARGET, where)
+        drawn = Rigged(200, u).draw(probs, Role.TARGET, where)
         assert bool(positive[rows, drawn].all())
         if u == 0:
             assert torch.equal(drawn, positive.long().argmax(-1))
         if u == LARGEST:
             assert torch.equal(drawn, 1000 - positive.flip(-1).long().argmax(-1))
-    coupled = CoupledRng(range(200), [0] * 200).draw(laws, Role.TARGET, where)
+    coupled = CoupledRng(range(200), [0] * 200).draw(probs, Role.TARGET, where)
     assert bool(positive[rows, coupled].all())
 
 
 @pytest.mark.parametrize("kind", [SequenceRng, CoupledRng])
-@pytest.mark.parametrize("mass", [1.0, 0.125], ids=["a law", "a residual, not normalised"])
-def test_draws_follow_the_law(kind: type[SequenceRng], mass: float) -> None:
+@pytest.mark.parametrize("mass", [1.0, 0.125], ids=["a distribution", "a residual, not normalised"])
+def test_draws_follow_the_distribution(kind: type[SequenceRng], mass: float) -> None:
     masses, rows = torch.tensor([0.4, 0.0, 0.25, 0.05, 0.3]), 50_000
     drawn = kind(range(rows), [2] * rows).draw(
         (masses * mass).expand(rows, 5), Role.TARGET, torch.zeros(rows, dtype=torch.long)
@@ -344,7 +344,7 @@ def test_coupled_draws_of_neighbouring_positions_are_independent() -> None:
 
 
 def test_draft_and_target_share_their_noise() -> None:
-    """The same law gives the same token in both roles; near laws agree nearly as often as any coupling can."""
+    """One distribution gives one token in both roles; near ones agree nearly as often as any coupling can."""
     rows = 20_000
     rng, where = CoupledRng(range(rows), [0] * rows), torch.zeros(rows, dtype=torch.long)
     p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.4, 0.35, 0.25])
@@ -357,11 +357,11 @@ def test_draft_and_target_share_their_noise() -> None:
 
 
 def test_coupled_draws_of_a_block_are_those_of_its_positions() -> None:
-    laws = torch.rand(6, 4, 5, generator=torch.Generator().manual_seed(0))
+    probs = torch.rand(6, 4, 5, generator=torch.Generator().manual_seed(0))
     rng = CoupledRng(range(6), [3, 1, 4, 1, 5, 9])
-    block = rng.draw(laws, Role.TARGET, offsets(6, 4))
+    block = rng.draw(probs, Role.TARGET, offsets(6, 4))
     for k in range(4):
-        assert torch.equal(block[:, k], rng.draw(laws[:, k], Role.DRAFT, torch.full((6,), k)))
+        assert torch.equal(block[:, k], rng.draw(probs[:, k], Role.DRAFT, torch.full((6,), k)))
 
 
 def test_sample_seeds_are_distinct_and_the_first_is_the_requests_own() -> None:

@@ -45,7 +45,7 @@ class Finding:
 
 @torch.inference_mode()
 def same_function(wide: Widened, small: Any) -> Finding:
-    """With noise 0 the wide model's scores are those of the small one. Leaves the noise at 0."""
+    """With noise 0 the wide model's logits are those of the small one. Leaves the noise at 0."""
     wide.set_noise(0.0)
     ids = _ids(small.config.vocab_size, (2, 64)).to(small.device)
     expected, found = (model(input_ids=ids, use_cache=False).logits for model in (small, wide.model))
@@ -66,7 +66,7 @@ def fused_scores(model: CausalLM, plain: PreTrainedModel) -> Finding:
 
 
 def cached_logits(model: CausalLM) -> tuple[Finding, float]:
-    """Scores of ragged cached blocks against those of uncached passes; and the largest difference, in scores."""
+    """Compare the logits of ragged cached blocks with those of uncached passes; return the largest difference too."""
     contexts = _ids(model.vocab_size, (4, 90)).tolist()
     model.next_logits([context[:60] for context in contexts], [0] * 4)
     model.next_logits([[*context[: 70 + b], 1, 2, 3] for b, context in enumerate(contexts)], [4] * 4)  # to be rejected
@@ -76,7 +76,7 @@ def cached_logits(model: CausalLM) -> tuple[Finding, float]:
         plain = model.model(input_ids=ids, use_cache=False).logits[:, -5:].float()
     off, largest = float((cached - plain).abs().max()), float(plain.abs().max())
     limit = _ROUNDING if model.dtype == torch.float32 else 5e-2
-    name = f"cached scores equal uncached ones ({_short(model.dtype)})"
+    name = f"cached logits equal uncached ones ({_short(model.dtype)})"
     return Finding(name, off / largest < limit, f"{off / largest:.1e} of the largest"), off
 
 
@@ -132,10 +132,10 @@ def equal_texts(target: CausalLM, draft: CausalLM, temperature: float, length: i
 
 
 def margins(target: CausalLM, draft: CausalLM, length: int, wobble: float) -> Finding:
-    """Where greedy texts differ, two scores must have been as good as equal: within what ``wobble`` can turn round.
+    """Where greedy texts differ, two logits must have been as good as equal: within what ``wobble`` can turn round.
 
-    ``wobble`` is the largest difference between cached and uncached scores, seen on a sample; twice that is allowed,
-    for either of the two scores.
+    ``wobble`` is the largest difference between cached and uncached logits, seen on a sample; twice that is allowed,
+    for either of the two logits.
     """
     prompts, found = texts(target, draft, 0.0, length)
     pairs = [
@@ -153,10 +153,10 @@ def margins(target: CausalLM, draft: CausalLM, length: int, wobble: float) -> Fi
 
 
 def _gap(target: CausalLM, prompt: list[int], plain: tuple[int, ...], other: tuple[int, ...]) -> float:
-    """Between the scores of the two tokens at which two texts part."""
+    """Between the logits of the two tokens at which two texts part."""
     at = next(i for i, (a, b) in enumerate(zip(plain, other, strict=True)) if a != b)
-    scores = target.next_logits([[*prompt, *plain[:at]]], [1]).values[0, 0]
-    return float((scores[plain[at]] - scores[other[at]]).abs())
+    logits = target.next_logits([[*prompt, *plain[:at]]], [1]).values[0, 0]
+    return float((logits[plain[at]] - logits[other[at]]).abs())
 
 
 class _AtEdges(SequenceRng):
@@ -176,24 +176,24 @@ class _AtEdges(SequenceRng):
 
 
 def zero_mass(vocabulary: int, device: str, rows: int = 16, tries: int = 24) -> Finding:
-    """No token without mass is drawn, from laws of few tokens among many, also where a uniform falls on an edge.
+    """No token without mass is drawn from distributions of few tokens among many, even by a uniform on an edge.
 
     A parallel sum may round otherwise at neighbouring places: then a token without mass would own a sliver.
     """
     generator = torch.Generator(device).manual_seed(4)
     kept = torch.rand(rows, vocabulary, device=device, generator=generator)
-    law = torch.where(kept < torch.logspace(-3, -0.3, rows, device=device)[:, None], kept, 0.0)
-    law[:, 0] = 0
-    law[:, vocabulary // 2] += 1e-3  # no row without mass
-    law[:, -vocabulary // 8 :] = 0
+    probs = torch.where(kept < torch.logspace(-3, -0.3, rows, device=device)[:, None], kept, 0.0)
+    probs[:, 0] = 0
+    probs[:, vocabulary // 2] += 1e-3  # no row without mass
+    probs[:, -vocabulary // 8 :] = 0
     offsets = torch.zeros(rows, dtype=torch.long, device=device)
     wrong, drawn = 0, 0
-    empty = law == 0
+    empty = probs == 0
     for k in range(tries):
         at = torch.randint(vocabulary, (rows, 1), device=device, generator=generator)
         rng = _AtEdges(rows, device, lambda edges, at=at, k=k: _edge(edges, at, k))  # type: ignore[misc]
         for some in (rng, SequenceRng([k * rows + row for row in range(rows)], [0] * rows, device)):
-            tokens = some.draw(law, Role.TARGET, offsets)
+            tokens = some.draw(probs, Role.TARGET, offsets)
             wrong += int(empty.gather(1, tokens[:, None]).sum())
             drawn += rows
     steps = rng.edges.diff(dim=1)
@@ -218,12 +218,12 @@ CASES = tuple(
 
 
 def enumeration(tests: Path, device: str, seconds: float) -> Finding:
-    """The law that rounds emit on this device, by enumeration, as in ``tests/enumeration.py``.
+    """The distribution that rounds emit on this device, by enumeration, as in ``tests/enumeration.py``.
 
-    Cases are played until ``seconds`` are over, one at least. Decoding is played on the device; the law
+    Cases are played until ``seconds`` are over, one at least. Decoding is played on the device; the distribution
     that should come out is written down on the CPU.
     """
-    name = "rounds emit the law of plain decoding, by enumeration"
+    name = "rounds emit the distribution of plain decoding, by enumeration"
     if not (tests / "enumeration.py").is_file():
         return Finding(name, None, "tests/enumeration.py does not lie beside the examples")
     sys.path.insert(0, str(tests))
@@ -241,11 +241,11 @@ def enumeration(tests: Path, device: str, seconds: float) -> Finding:
 
 def _case(module: ModuleType, device: str, drafter: str, setting: str, task: str, gamma: int) -> float:
     class Table(module.TableModel):  # type: ignore[misc, name-defined]
-        """A table model whose scores lie on the device."""
+        """A table model whose logits lie on the device."""
 
         def next_logits(self, contexts: list[list[int]], last: list[int]) -> Tensor:
-            scores: Tensor = super().next_logits(contexts, last)
-            return scores.to(device)
+            logits: Tensor = super().next_logits(contexts, last)
+            return logits.to(device)
 
     class Branching(module.EnumeratingRng):  # type: ignore[misc, name-defined]
         """The enumerating rng, its numbers on the device."""

@@ -1,7 +1,7 @@
 """A large target that computes nearly what a small draft does, at full cost: no weights have to be downloaded.
 
 A small random Llama is widened with zero channels and zero heads and deepened with layers that add nothing. Noise on
-every weight then moves the large model's law away from the small one's, as far as an acceptance rate is wanted.
+every weight then moves the large model's distribution away from the small one's, to the acceptance rate that is wanted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agentspec.models.fusion import fuse_modules
 from agentspec.models.stack import stack_layers
 
 SPREAD = 3.0
-"""Standard deviation of the scores of the random model: a law between a flat one and a sure one."""
+"""Standard deviation of the logits of the random model: a distribution between a flat one and a sure one."""
 
 _ROOM = 2048  # longest context, in tokens
 _WRITES = ("o_proj", "down_proj")  # what adds to the residual stream
@@ -74,7 +74,7 @@ EIGHT_BILLION = Scale(Shape(1024, 3584, 8, 2, 128, 4), Shape(4096, 14336, 32, 8,
 
 
 def random_model(shape: Shape, vocabulary: int, device: str, dtype: torch.dtype, seed: int = 0) -> PreTrainedModel:
-    """A random Llama whose every layer matters and whose scores have the spread ``SPREAD``."""
+    """A random Llama whose every layer matters and whose logits have the spread ``SPREAD``."""
     model = _empty(shape.config(vocabulary), device, dtype)
     rng = torch.Generator(device).manual_seed(seed)
     with torch.no_grad():
@@ -118,7 +118,7 @@ class Widened:
 
     @torch.no_grad()
     def set_noise(self, noise: float) -> None:
-        """Write all weights anew: with noise 0 the scores are those of the small model, up to rounding.
+        """Write all weights anew: with noise 0 the logits are those of the small model, up to rounding.
 
         ``noise`` is the deviation of what is added to every matrix, in units of that of a random one. What writes in
         the added layers is such noise alone.

@@ -7,8 +7,8 @@ Without a GPU, or with ``--toy``, all of it runs at toy size, in seconds and for
 
 **Checks:** the distribution that rounds emit, by enumeration (where ``tests/enumeration.py`` lies beside); that no
 token without mass is drawn; that fused models score as transformers' own, captured passes as launched ones, and cached
-logits equal uncached ones; in float32, that texts do not depend on speculation; in bfloat16, that greedy texts part only where two
-logits are as good as equal.
+logits equal uncached ones; in float32, that texts do not depend on speculation; in bfloat16, that greedy texts part
+only where two logits are as good as equal.
 Leaves with status 1 where one fails.
 
 **Timing:** a random small Llama is the draft; the target computes nearly its function with the shape of Llama 3.1 8B

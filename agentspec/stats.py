@@ -128,7 +128,7 @@ class StepStats:
             self.seconds[phase] += spent
 
     def after(self, template_s: float) -> StepStats:
-        """The same step, begun ``template_s`` seconds earlier with the making of its prompt."""
+        """Return the same step, begun ``template_s`` seconds earlier with the making of its prompt."""
         seconds = self.seconds.copy()
         seconds["template_s"] += template_s
         ttft_s, total_s = self.ttft_s + template_s, self.total_s + template_s

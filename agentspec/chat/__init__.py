@@ -79,7 +79,7 @@ class ChatFormat:
         return bool(self.form.special) or self._ships_a_parser
 
     def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = (), **settings: Any) -> list[int]:
-        """The prompt ids of a conversation, up to where the assistant answers.
+        """Return the prompt ids of a conversation, up to where the assistant answers.
 
         A message of the assistant may carry ``token_ids``, those in which it was said (``own_ids``): they go into the
         prompt as they are, where the template renders the message as it was said.
@@ -110,7 +110,7 @@ class ChatFormat:
         return prompt + self._ids(text.part(at))
 
     def own_ids(self, text: str, tokens: Sequence[int], content: str = "") -> list[int] | None:
-        """The ids in which a text was said, where its encoding would be others; without an end token behind it.
+        """Return the ids that a text was emitted in, where its encoding differs; without the end token after it.
 
         A model may cut a text into tokens in its own way. With its ids in the history the next turn reads what was
         said, and finds all of it in the cache.
@@ -170,7 +170,7 @@ class ChatFormat:
         thought: ReasoningFormat | None = None,
         thinking_budget: int | None = None,
     ) -> Grammar | None:
-        """The language of an assistant's answers; None where it is free text.
+        """Return the language of an assistant's answers; None where it is free text.
 
         Args:
             tools: that may be called.
@@ -214,7 +214,7 @@ class ChatFormat:
         has_final: bool = False,
         thought: ReasoningFormat | None = None,
     ) -> Parser:
-        """A parser of the answer to a prompt: transformers' own, where the tokenizer ships a response template.
+        """Return a parser of the answer to a prompt: transformers' own, where the tokenizer ships a response template.
 
         Args:
             prompt: that is answered.
@@ -265,7 +265,7 @@ def _marks(dialect: Dialect) -> str:
 
 
 def _with_ids(dialect: Dialect, tokenizer: Any) -> ToolCallFormat:
-    """A form with the ids of those of its marks that are special tokens of a tokenizer."""
+    """Return a form with the ids of those of its marks that are special tokens of a tokenizer."""
     written = _marks(dialect)
     known = {str(token): token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
     return dataclasses.replace(dialect.form, special=tuple((mark, i) for mark, i in known.items() if mark in written))

@@ -56,7 +56,7 @@ class AnswerParser:
         return self._advance(is_over=False)
 
     def finish(self) -> tuple[Piece, list[ToolCall]]:
-        """The rest of the answer, and its calls."""
+        """Return the rest of the answer, and its calls."""
         piece = self._advance(is_over=True)
         return piece, self._calls() if self._read == self._read_nothing else []
 
@@ -154,7 +154,7 @@ class AnswerParser:
         return Piece(self._take(len(self._text)))
 
     def _read_nothing(self, is_over: bool) -> Piece:
-        """Calls are read once they are whole."""
+        """Read nothing: a call is read once it is whole."""
         return Piece()
 
     def _take(self, end: int) -> str:
@@ -179,7 +179,7 @@ class AnswerParser:
 
 
 def _read_call(form: ToolCallFormat, text: str, begin: int, at: int) -> tuple[ToolCall, int]:
-    """The call that begins at ``begin``, its ``before_arguments`` at ``at``; and where the next may begin."""
+    """Return the call that begins at ``begin``, its ``before_arguments`` at ``at``; and where the next may begin."""
     head = form.head_pattern.match(text, at)
     groups = head.groupdict() if head else {}
     name = json.loads(groups["name"]) if groups.get("name") else groups.get("raw_name") or ""
@@ -192,7 +192,7 @@ def _read_call(form: ToolCallFormat, text: str, begin: int, at: int) -> tuple[To
 
 
 def _name_so_far(text: str, at: int) -> str:
-    """The name in a call that was cut short behind it."""
+    """Return the name in a call that was cut short after it."""
     try:
         name, _ = json.JSONDecoder().raw_decode(text, text.index('"name": ', at) + len('"name": '))
     except ValueError:

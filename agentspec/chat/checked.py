@@ -34,7 +34,7 @@ class CheckedTool:
     why_invalid: Callable[[str], str | None] = dataclasses.field(compare=False, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """The tool as JSON, for the metadata of messages."""
+        """Return the tool as JSON, for the metadata of messages."""
         known: dict[str, Any] = {"name": self.name, "left_out": list(self.left_out)}
         return known | ({"unchecked": list(self.unchecked)} if self.unchecked else {})
 
@@ -106,7 +106,7 @@ class CheckingParser:
         return self._parser.push(text)
 
     def finish(self) -> tuple[Piece, list[ToolCall]]:
-        """The rest of the answer, and its calls."""
+        """Return the rest of the answer, and its calls."""
         piece, calls = self._parser.finish()
         return piece, [self._check(call) for call in calls]
 

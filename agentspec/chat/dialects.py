@@ -59,7 +59,7 @@ class Dialect:
     ends: tuple[str, ...] = ()
 
     def messages(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[Message]:
-        """The messages as the chat template takes them."""
+        """Return the messages as the chat template takes them."""
         return self.arrange(messages, tools, self.form)
 
 
@@ -102,7 +102,7 @@ def plain_messages(
 
 
 def _written(message: Message, form: ToolCallFormat) -> str:
-    """A message's text with its calls, exactly as the model wrote them."""
+    """Return a message's text with its calls, exactly as the model wrote them."""
     content = str(message["content"])
     functions = [call["function"] for call in message.get("tool_calls") or ()]
     if not functions:
@@ -112,7 +112,7 @@ def _written(message: Message, form: ToolCallFormat) -> str:
 
 
 def _with_short_ids(message: Message) -> Message:
-    """A message whose calls have ids of nine letters or digits, as some templates demand; the same for the same id."""
+    """Give a message's calls ids of nine letters or digits, as some templates demand; the same for the same id."""
     changed = dict(message)
     if message.get("tool_calls"):
         changed["tool_calls"] = [{**call, "id": short_id(call.get("id"))} for call in message["tool_calls"]]
@@ -122,7 +122,7 @@ def _with_short_ids(message: Message) -> Message:
 
 
 def short_id(call_id: str | None) -> str:
-    """An id of nine letters or digits: the given one, if it is of that form."""
+    """Return an id of nine letters or digits: the given one, if it is of that form."""
     if call_id is not None and re.fullmatch(r"[a-zA-Z0-9]{9}", call_id):
         return call_id
     return hashlib.sha256(str(call_id).encode()).hexdigest()[:9]
@@ -207,7 +207,7 @@ NO_JSON = ("<function=", "<arg_key>")
 
 
 def detect(chat_template: str) -> Dialect:
-    """The dialect of a chat template; ``plain`` where it knows no tools, or writes calls in another way."""
+    """Return the dialect of a chat template; ``plain`` where it knows no tools, or writes calls in another way."""
     known = "tool_calls" in chat_template and not any(mark in chat_template for mark in NO_JSON)
     return next(
         d for d in DIALECTS.values() if not d.marks or (known and all(mark in chat_template for mark in d.marks))
@@ -215,7 +215,7 @@ def detect(chat_template: str) -> Dialect:
 
 
 def named(name: str, chat_template: str) -> Dialect:
-    """The dialect of this name.
+    """Return the dialect of this name.
 
     Raises:
         InvalidRequestError: for an unknown name, or a template that does not render calls in it.

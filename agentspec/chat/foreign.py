@@ -35,7 +35,7 @@ class Rendered:
     guarded: bool = False
 
     def part(self, begin: int, end: int | None = None) -> Rendered:
-        """The text between two places; neither lies within a spelled token."""
+        """Return the text between two offsets; neither lies within a spelled token."""
         end = len(self.text) if end is None else end
         spelled = tuple((a - begin, b - begin) for a, b in self.spelled if begin <= a and b <= end)
         return Rendered(self.text[begin:end], spelled, self.guarded)
@@ -74,7 +74,7 @@ class ControlTokens:
         self._made: list[tuple[Tokenizer, dict[str, str]] | None] = []
 
     def spelled_in(self, text: str) -> Iterator[re.Match[str]]:
-        """The places where a text spells one."""
+        """Return the offsets where a text spells one."""
         return iter(()) if self._pattern is None else self._pattern.finditer(text)
 
     def occur_in(self, text: str, *, but: frozenset[str] = frozenset()) -> bool:
@@ -86,7 +86,7 @@ class ControlTokens:
         return any(match[0] not in but for match in self._normalized.finditer(self._normalize(text)))
 
     def encode(self, rendered: Rendered) -> list[int]:
-        """The ids of a prompt in which what is spelled is text, as if its tokens did not exist."""
+        """Return the ids of a prompt in which what is spelled is text, as if its tokens did not exist."""
         with lock_of(self):  # renewed in a forked child
             if not self._made:
                 self._made.append(self._guarded())
@@ -105,7 +105,7 @@ class ControlTokens:
         return ids
 
     def _guarded(self) -> tuple[Tokenizer, dict[str, str]] | None:
-        """The tokenizer with other spellings of its control tokens, and these; None where it cannot be rewritten.
+        """Return the tokenizer with other spellings of its control tokens, and these; None where that cannot be made.
 
         All else is the same: whatever surrounds a token is encoded as ever. The spellings cannot be guessed.
         """
@@ -121,7 +121,7 @@ class ControlTokens:
         return (backend, marker_of) if {i: token.content for i, token in known.items()} == same else None
 
     def _encode_apart(self, rendered: Rendered) -> list[int]:
-        """The ids of a prompt that is cut within every spelled token."""
+        """Return the ids of a prompt that is cut within every spelled token."""
         tokenizer, ids, at = self._tokenizer(), list[int](), 0
         for place in (*(begin + 1 for begin, _ in rendered.spelled), len(rendered.text)):
             ids += tokenizer.encode(rendered.text[at:place], add_special_tokens=False)  # type: ignore[union-attr]
@@ -135,7 +135,7 @@ def _is_structure(content: str, written: str) -> bool:
 
 
 def _any_of(contents: tuple[str, ...] | list[str]) -> re.Pattern[str] | None:
-    """The longest of several texts. They are grouped by their first characters, for there may be thousands."""
+    """Return a pattern of the longest of several texts, grouped by first characters: there may be thousands."""
     groups: dict[str, list[str]] = {}
     for content in sorted(contents, key=len, reverse=True):
         groups.setdefault(content[:2], []).append(content[2:])
@@ -145,7 +145,7 @@ def _any_of(contents: tuple[str, ...] | list[str]) -> re.Pattern[str] | None:
 
 
 def _respelled(written: dict[str, Any], spelling: Mapping[str, str]) -> dict[str, Any]:
-    """A tokenizer's JSON with other spellings of some tokens."""
+    """Return a tokenizer's JSON with other spellings of some tokens."""
     model = dict(written["model"])
     vocabulary = model.get("vocab")
     if isinstance(vocabulary, dict):
@@ -172,7 +172,7 @@ _known: weakref.WeakKeyDictionary[Any, dict[tuple[int, str], ControlTokens]] = w
 
 
 def control_tokens(tokenizer: Any, written: str) -> ControlTokens:
-    """The control tokens of a tokenizer; the same object for the same tokenizer, as long as it gets no new tokens."""
+    """Return a tokenizer's control tokens; the same object for the same tokenizer, until it gets new tokens."""
     known = _known.setdefault(tokenizer, {})
     key = (len(tokenizer), written)
     if key not in known:
@@ -196,7 +196,7 @@ class Foreign:
         self._word = f"Q{secrets.token_hex(12)}Q"
 
     def hidden(self, value: Any, *, but: frozenset[str] = frozenset()) -> Any:
-        """A message, a tool or a part of one, as the template is given it; lone surrogates become U+FFFD."""
+        """Return a message, a tool or a part of one as the template gets it; lone surrogates become U+FFFD."""
         if isinstance(value, str):
             return self._hide(well_formed(value), but)
         if isinstance(value, Mapping):
@@ -218,7 +218,7 @@ class Foreign:
         return "".join([*pieces, text[at:]])
 
     def shown(self, text: str) -> Rendered:
-        """A text that the template made, with the tokens spelled again."""
+        """Return a text that the template made, with the tokens spelled again."""
         if not self._guarded or self._control is None:
             return Rendered(text)
         pieces = re.split(f"(?i:{self._word}([0-9]+)Q)", text)

@@ -49,7 +49,7 @@ def harmony_messages(
 
 
 def _answered(result: Message, results: list[Message], calls: list[Any]) -> int:
-    """The index of the call that a result answers: by its id, else by its place."""
+    """Return the index of the call that a result answers: by its id, else by its order."""
     ids = [call.get("id") for call in calls]
     known = result.get("tool_call_id")
     place = next(index for index, other in enumerate(results) if other is result)
@@ -99,7 +99,7 @@ class HarmonyParser:
         return self._advance(is_over=False)
 
     def finish(self) -> tuple[Piece, list[ToolCall]]:
-        """The rest of the answer, and its calls."""
+        """Return the rest of the answer, and its calls."""
         piece = self._advance(is_over=True)
         if self._recipient is None:
             return piece, []
@@ -146,7 +146,7 @@ class HarmonyParser:
         return Piece(self._joined("text", text))
 
     def _read_nothing(self, is_over: bool) -> Piece:
-        """A call is read once it is whole."""
+        """Read nothing: a call is read once it is whole."""
         return Piece()
 
     def _body(self, is_over: bool) -> str:
@@ -161,7 +161,7 @@ class HarmonyParser:
         return self._text[begin:end]
 
     def _joined(self, field: str, text: str) -> str:
-        """A text, after a line break where another message had one for the same field."""
+        """Return a text, after a line break where another message had one for the same field."""
         if text and self._shown.get(field, self._message) != self._message:
             text = "\n" + text
         if text:
@@ -169,7 +169,7 @@ class HarmonyParser:
         return text
 
     def _call(self, name: str) -> ToolCall:
-        """The call whose message is the last."""
+        """Return the call whose message is the last."""
         arguments = self._text[self._at :]
         end = end_of_value(arguments, 0)
         if end is None or arguments[end:].strip() not in ("", "<|call|>", END):

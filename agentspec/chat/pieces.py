@@ -50,7 +50,7 @@ class Parser(Protocol):
         ...
 
     def finish(self) -> tuple[Piece, list[ToolCall]]:
-        """The rest of the answer, and its calls."""
+        """Return the rest of the answer, and its calls."""
         ...
 
 

@@ -43,7 +43,7 @@ def _next_call(text: str, at: int, *, is_list: bool) -> int:
 
 
 def _read_call(text: str, begin: int, key: str) -> tuple[ToolCall, int]:
-    """The call whose object begins at ``begin``, and where it ends."""
+    """Return the call whose object begins at ``begin``, and where it ends."""
     name, at = "", begin
     for mark in ("{", '"name"', ":", None, ",", json.dumps(key), ":"):
         at = skip_blanks(text, at)

@@ -44,7 +44,7 @@ class TemplateParser:
         return piece
 
     def finish(self) -> tuple[Piece, list[ToolCall]]:
-        """The rest of the answer, and its calls."""
+        """Return the rest of the answer, and its calls."""
         if self._ours is not None and self._ours.is_spelled:
             return self._ours.finish()
         begun, piece = self._given_up(), Piece()
@@ -55,7 +55,7 @@ class TemplateParser:
         return Piece(begun.text + piece.text, begun.reasoning + piece.reasoning), self._calls
 
     def _given_up(self) -> Piece:
-        """What their parser finds in the text so far, where ours has found no call in it."""
+        """Return what their parser finds in the text so far, where ours has found no call in it."""
         if self._ours is None:
             return Piece()
         self._ours = None

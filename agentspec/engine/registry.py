@@ -59,7 +59,7 @@ _locks: defaultdict[PairSpec, threading.Lock] = defaultdict(threading.Lock)  # o
 
 
 def shared_engine(spec: PairSpec) -> LocalEngine:
-    """The process's one engine for a pair, loaded at the first call.
+    """Return the process's one engine for a pair, loaded at the first call.
 
     Raises:
         ModelLoadError: for a model that cannot be loaded.
@@ -81,7 +81,7 @@ in_forked_child(_forget_loading)
 
 
 def load_engine(spec: PairSpec) -> LocalEngine:
-    """A new engine for a pair: forced tokens and copied spans are drafted for free, the rest by the draft, if any.
+    """Load a new engine for a pair: forced tokens and copied spans are drafted for free, the rest by the draft.
 
     Raises:
         ModelLoadError: for a model that cannot be loaded.
@@ -113,7 +113,7 @@ def _check_logits(name: str, tokenizer: Any, model: CausalLM) -> int:
 
 
 def load_tokenizer(name: str, revision: str | None = None) -> Any:
-    """The tokenizer of a model.
+    """Load the tokenizer of a model.
 
     Raises:
         ModelLoadError: where there is none.

@@ -84,7 +84,7 @@ def _expect_known(options: Mapping[str, Any]) -> None:
 
 
 def _sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout: float, scaling: float | None) -> Tensor:
-    """The product on a CPU ``[B, H, F, D_v]``."""
+    """Compute attention on a CPU, ``[B, H, F, D_v]``."""
     groups, live = query.shape[1] // key.shape[1], key.shape[2]
     scores = groups * query.shape[2] * live  # of one K/V head
     is_large = scores >= _MANY_SCORES or (live >= LONG and scores >= _MANY_SCORES // 4)
@@ -103,7 +103,7 @@ def _sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout: floa
 
 
 def _multiplied_sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None) -> Tensor:
-    """The same under an additive mask, by oneDNN's products: on some CPUs they are twice as fast as MKL's."""
+    """Compute it under an additive mask by oneDNN's products: on some CPUs they are twice as fast as MKL's."""
     batch, heads, width, dim = query.shape
     kv_heads = key.shape[1]
     folded = (query * (dim**-0.5 if scaling is None else scaling)).reshape(batch, kv_heads, -1, dim)
@@ -120,7 +120,7 @@ def _multiplied_sdpa(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, sc
 def _folded_sdpa(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout: float, scaling: float | None
 ) -> Tensor:
-    """The same product ``[B, H, F, D_v]`` with the query heads of one K/V head folded into further rows of a query."""
+    """Compute it, ``[B, H, F, D_v]``, with the query heads of one K/V head folded into further rows of a query."""
     batch, heads, width, _ = query.shape
     groups = heads // key.shape[1]
     mixed = scaled_dot_product_attention(
@@ -137,7 +137,7 @@ def _folded_sdpa(
 def _stepwise_sdpa(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout: float, scaling: float | None
 ) -> Tensor:
-    """The same product of the last F of L positions, without most of what the mask hides from all queries of a part."""
+    """Compute it for the last F of L positions, without most of what the mask hides from all queries of a part."""
     width, live = query.shape[2], key.shape[2]
     parts = []
     for begin in range(0, width, _MANY_QUERIES):
@@ -160,8 +160,9 @@ def compiled_sdpa(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """The same by a kernel of our own, where that computes what is asked for: a position's result does not depend on
-    how many others are computed with it, nor on keys that its mask hides.
+    """Compute attention by a native kernel, where that computes what is requested.
+
+    A position's result depends neither on how many others are computed with it, nor on keys that its mask hides.
     """
     known = [query, key, value, *([] if attention_mask is None else [attention_mask])]
     is_traced = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in known)
@@ -186,7 +187,7 @@ for _name, _function in SDPA.items():
 
 
 def preferred_attention(model: PreTrainedModel) -> str:
-    """A name of ``SDPA`` where sdpa computes what ``model`` asks for and nobody chose otherwise, else "eager"."""
+    """Return a name of ``SDPA`` where sdpa computes what ``model`` needs and none else was chosen, else "eager"."""
     softcapped = getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None
     able = bool(getattr(model, "_supports_sdpa", False)) and not softcapped
     chosen = current_attention(model)
@@ -202,7 +203,7 @@ def compile_attention(model: PreTrainedModel) -> None:
 
 
 def current_attention(model: PreTrainedModel) -> str | None:
-    """The name of the attention of ``model``: of its text part, where it has others."""
+    """Return the name of the attention of ``model``: of its text part, where it has others."""
     name: str | None = model.config.get_text_config()._attn_implementation
     return name
 
@@ -270,7 +271,7 @@ NO_WINDOWS = LayerMasks({FULL: None})
 
 
 def readings(model: PreTrainedModel) -> list[LayerMasks | None]:
-    """What the masks of ``model`` may be, None for what its config says: a family may ignore a window it is given."""
+    """Return what the masks of ``model`` may be, None for the config's: a family may ignore a window it is given."""
     config = model.config.get_text_config()
     names_windows = getattr(config, WINDOW, None) is not None or SLIDING in LayerMasks.of(model).windows
     return [None, NO_WINDOWS] if names_windows and not _heeds_windows(config) else [None]

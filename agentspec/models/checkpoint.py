@@ -70,7 +70,7 @@ def _check_plain(path: Path) -> None:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises ``ModelLoadError`` for a file that cannot be read or holds anything else."""
+    """Read the JSON object in a file. Raise ``ModelLoadError`` for one that cannot be read or holds anything else."""
     _check_plain(path)
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -113,7 +113,7 @@ def _check_index(index: Path) -> list[str]:
 
 
 def _shards(index: Path) -> dict[str, str]:
-    """The file of each weight, as an index names them; every file is there."""
+    """Return the file of each weight, as an index names them; every file is there."""
     places = read_object(index).get("weight_map")
     if not isinstance(places, dict) or not places or not all(isinstance(name, str) for name in places.values()):
         raise ModelLoadError(f"{index}: expected a weight_map from names of weights to names of files")
@@ -130,7 +130,7 @@ def _shards(index: Path) -> dict[str, str]:
 
 
 def check_safetensors(path: Path) -> list[str]:
-    """The names of the tensors in a file, by its header.
+    """Return the names of the tensors in a file, by its header.
 
     Raises ``ModelLoadError`` for a file that is none of safetensors, or not as long as its header says.
     """
@@ -157,7 +157,7 @@ def check_safetensors(path: Path) -> list[str]:
 
 
 def _tensors(path: Path, start: bytes, header: bytes) -> dict[str, dict[str, Any]]:
-    """The entries of a header, without its metadata."""
+    """Return the entries of a header, without its metadata."""
     try:
         entries: dict[str, Any] = json.loads(header)
         tensors = {name: entry for name, entry in entries.items() if name != "__metadata__"}
@@ -170,7 +170,7 @@ def _tensors(path: Path, start: bytes, header: bytes) -> dict[str, dict[str, Any
 
 
 def one_line(error: BaseException) -> str:
-    """What an error says, in one printable line; a bare key or index is told by the error's type."""
+    """Return an error's message in one printable line; a bare key or index is preceded by the error's type."""
     text = " ".join(str(error).split())
     printable = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
     is_bare = isinstance(error, LookupError) or not printable
@@ -183,7 +183,7 @@ def listed(names: Sequence[str], noun: str) -> str:
 
 
 def shown(names: Sequence[str]) -> str:
-    """The first few of some names."""
+    """Return the first few of some names."""
     return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
 
 

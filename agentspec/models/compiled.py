@@ -91,7 +91,7 @@ class CompiledLayers:
         return None if layers is None else self._computed(layers, hidden, angles, mask, cache)
 
     def over(self, cache: RaggedKV) -> Any:
-        """The layers (an array of ``Layer``) with the addresses of their K and V in a cache; None where it has none."""
+        """Return the layers (an array of ``Layer``) with the addresses of their K and V; None without them."""
         layout, layers = self._by_cache.get(cache, (None, None))
         if layout != cache.layout:
             stores = [cache.stores(heads.layer) for heads in self._heads]
@@ -107,9 +107,13 @@ class CompiledLayers:
     def sizes(
         self, batch: int, width: int, live: int, cache: RaggedKV, *, mask: tuple[int, int] = (0, 0), window: int = 0
     ) -> Any:
-        """The ``Sizes`` of attention over ``live`` slots of a cache, for rows of at most ``width`` positions.
+        """Return the ``Sizes`` of attention over ``live`` slots of a cache, for rows of at most ``width`` positions.
 
         Args:
+            batch: number of rows.
+            width: the most positions of a row.
+            live: slots that attention reads.
+            cache: holds K and V.
             mask: strides by row and by position, where there is one.
             window: slots that a position sees where there is none; 0 for all.
         """

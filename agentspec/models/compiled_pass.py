@@ -71,7 +71,7 @@ class CompiledPass:
 
     @classmethod
     def of(cls, model: Any, direct: Direct | None) -> CompiledPass | None:
-        """The pass of ``model``; None where part of it is nothing that the kernels compute."""
+        """Return the pass of ``model``; None where part of it is nothing that the kernels compute."""
         if direct is None or not isinstance(model.lm_head, PanelLinear):
             return None
         inner, embeddings, head = model.model, model.model.embed_tokens, model.lm_head
@@ -88,7 +88,7 @@ class CompiledPass:
     def __call__(
         self, feeds: Sequence[Feed], cache: RaggedKV, window: int | None, vocab_size: int
     ) -> list[RowLogits] | None:
-        """What there is after the last ``feed.last`` tokens of each feed; their K and V are written.
+        """Return the logits after the last ``feed.last`` tokens of each feed; write their K and V.
 
         None where the cache does not know the layers yet, or somebody hooked into a part.
 
@@ -189,7 +189,7 @@ class _Angles:
         return all(torch.allclose(a, b[:-1], atol=1e-6) for a, b in zip(alone, beside, strict=True))
 
     def reaching(self, slots: int) -> tuple[int, int]:
-        """The addresses of both, for at least so many slots. Raises ``IndexError`` beyond the last position."""
+        """Return the addresses of both, for at least so many slots. Raise ``IndexError`` beyond the last position."""
         if slots > self._positions:
             raise IndexError(f"The model has {self._positions} positions; got {slots} slots.")
         while len(self._cosines) < slots:

@@ -87,7 +87,7 @@ FIELDS = (
 
 
 def wrong_value(source: str, name: str, value: object, expected: str) -> ModelLoadError:
-    """The error for a field: where it is, what it holds, and what was expected."""
+    """Return the error for a field: where it is, what it holds, and what was expected."""
     return ModelLoadError(f"{source}: {name} is {_cut.repr(value)}, expected {expected}")
 
 
@@ -105,7 +105,7 @@ def _parts(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _known_class(config: Mapping[str, Any]) -> Any:
-    """The config class of a model_type; None for one that transformers does not have."""
+    """Return the config class of a model_type; None for one that transformers does not have."""
     kind = config.get("model_type")
     return CONFIG_MAPPING[kind] if isinstance(kind, str) and kind in CONFIG_MAPPING else None
 
@@ -166,7 +166,7 @@ def check_layers(source: str, config: Mapping[str, Any], weights: Iterable[str])
 
 
 def _layer_fields(config: Mapping[str, Any]) -> set[str]:
-    """The fields that count the layers of a decoder; some families give the name to the layers of their encoder."""
+    """Return the fields that count a decoder's layers; some families give the name to their encoder's layers."""
     alias = _aliases(_known_class(config)).get(_LAYERS, _LAYERS)
     return {"decoder_layers"} if alias == "encoder_layers" else {alias, _LAYERS}
 
@@ -235,7 +235,7 @@ def longest_context(model: PreTrainedModel) -> int:
 
 
 def end_token_ids(model: PreTrainedModel) -> list[int]:
-    """The ids that config and generation config of ``model`` name as ends, those included that it does not score.
+    """Return the ids that config and generation config of ``model`` name as ends, those without logits included.
 
     Raises ``ModelLoadError`` for an ``eos_token_id`` that is neither an id, a list of ids, nor None.
     """

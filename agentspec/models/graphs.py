@@ -35,7 +35,7 @@ class Recorder(Protocol):
     """Records what a function does on a device."""
 
     def __call__(self, function: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
-        """A function that does it again, and the tensor that holds its result each time."""
+        """Return a function that does it again, and the tensor that holds its result each time."""
         ...
 
     def forget(self) -> None:
@@ -121,11 +121,12 @@ class Graphs:
         shape: Hashable,
         layout: Hashable,
     ) -> Tensor:
-        """``compute(table)`` on the device, replayed where a graph of this shape was captured.
+        """Return ``compute(table)`` on the device, replayed where a graph of this shape was captured.
 
         Args:
             compute: reads and writes, beside its table, only tensors that stay where they are until ``layout`` changes.
             table: on the host.
+            device: where the pass runs.
             shape: all that ``compute`` depends on beside numbers in tensors.
             layout: another one means that tensors have moved, and what was captured is worth nothing.
         """
@@ -185,7 +186,7 @@ def _is_close(found: Tensor, expected: Tensor) -> bool:
 
 
 def recorder_for(compile: Compile, device: torch.device, is_compiled: bool = False) -> Recorder | None:
-    """What captures passes on a device, as told by ``compile``; None for nothing.
+    """Return what captures passes on a device, as ``compile`` requests; None for nothing.
 
     One warning where it is wanted, cannot be done, and nothing else ``is_compiled``.
 
@@ -207,12 +208,12 @@ def recorder_for(compile: Compile, device: torch.device, is_compiled: bool = Fal
 
 
 def round_width(width: int) -> int:
-    """The width that a block is padded to."""
+    """Return the width that a block is padded to."""
     return next((w for w in _WIDTHS if w >= width), width)
 
 
 def round_live(live: int, capacity: int) -> int:
-    """The slots that attention reads for ``live`` ones: 256, 384, 512, 768, 1024, ...; never more than there are."""
+    """Return the slots that attention reads for ``live`` ones: 256, 384, 512, 768, ...; never more than there are."""
     rounded = _LEAST_LIVE
     while rounded < live:
         rounded = rounded * 3 // 2 if rounded & (rounded - 1) == 0 else rounded * 4 // 3

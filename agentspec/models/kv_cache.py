@@ -96,7 +96,7 @@ class RaggedKV(Cache):
     # --- who holds what ---------------------------------------------------------------------------------------------
 
     def longest_prefix(self, context: Sequence[int]) -> tuple[Row | None, int]:
-        """The row that shares the longest prefix with ``context``, and that prefix's length; None and 0 without one.
+        """Return the row that shares the longest prefix with ``context``, and its length; None and 0 without one.
 
         Of equally good rows, the one that would lose least by being continued with ``context``.
         """

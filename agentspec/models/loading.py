@@ -31,7 +31,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 def usable_device(device: str | torch.device | None) -> torch.device:
-    """The device that is meant; None: CUDA where there is one. Raises ``ModelLoadError`` where torch has none such."""
+    """Return the device that is meant; None: CUDA where there is one. Raise ``ModelLoadError`` where torch has none."""
     try:
         meant = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         torch.empty(0, device=meant)
@@ -44,7 +44,7 @@ def usable_device(device: str | torch.device | None) -> torch.device:
 
 
 def parse_dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
-    """The torch dtype that is meant; None is float32 on CPU and bfloat16 elsewhere. Raises ``ModelLoadError``."""
+    """Return the torch dtype that is meant; None is float32 on CPU, bfloat16 elsewhere. Raise ``ModelLoadError``."""
     if dtype is None:
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     parsed = _DTYPES.get(dtype) if isinstance(dtype, str) else dtype
@@ -62,7 +62,7 @@ def load_module(
     gguf_file: str | None,
     allow_pickle: bool,
 ) -> PreTrainedModel:
-    """The causal language model at ``name_or_path`` (a directory or a hub name), on CPU, with every weight loaded.
+    """Load the causal language model at ``name_or_path`` (a directory or a hub name), on CPU, with every weight.
 
     Raises ``ModelLoadError`` naming what was looked for, when it is missing, incomplete or pickled.
     """
@@ -125,8 +125,10 @@ def _check_report(name: str, model: PreTrainedModel, report: Mapping[str, Any]) 
 
 
 def _is_beside(key: str, model: PreTrainedModel) -> bool:
-    """Whether a weight belongs to a part that ``model`` does not have: a vision tower, a value head, layers that
-    predict further tokens."""
+    """Return whether a weight belongs to a part that ``model`` does not have.
+
+    Such are a vision tower, a value head, layers that predict further tokens.
+    """
     names = key.split(".")
     known = next(i for i in range(len(names), -1, -1) if _has_module(model, ".".join(names[:i])))
     is_top = ".".join(names[:known]) in ("", model.base_model_prefix)
@@ -163,7 +165,7 @@ def _quiet() -> Iterator[None]:
 
 
 def forward_keywords(model: PreTrainedModel) -> tuple[str, bool]:
-    """The keyword by which ``model`` takes a cache, and whether it can skip logits (``logits_to_keep``).
+    """Return the keyword by which ``model`` takes a cache, and whether it can skip logits (``logits_to_keep``).
 
     Raises ``ModelLoadError`` for a model that takes no cache, no explicit positions, or keeps state of another kind.
     """

@@ -1,5 +1,4 @@
-"""Linear layers whose weights are laid out for their products, once: on the CPU, small blocks read them as fast as they
-come from memory.
+"""Linear layers with packed weights: on the CPU, small blocks read them as fast as they come from memory.
 
 What torch does by default with a block of a few tokens (another kernel for nearly every width, of which some take twice
 as long as others) is 2 to 4 times slower on some machines. Where there is a C++ compiler, our own kernels read weights
@@ -53,7 +52,7 @@ class PackedLinear(nn.Module):
         raise NotImplementedError
 
     def product(self) -> Callable[[Tensor], Tensor]:
-        """What the layer computes, as a function that holds its weight."""
+        """Return what the layer computes, as a function that holds its weight."""
         raise NotImplementedError
 
     def forward(self, block: Tensor) -> Tensor:
@@ -81,7 +80,7 @@ class PanelLinear(PackedLinear):
         return rows.T.contiguous()
 
     def product(self) -> Callable[[Tensor], Tensor]:
-        """What the layer computes, as a function that holds its weight."""
+        """Return what the layer computes, as a function that holds its weight."""
         return panels.product(self._format, self.packed, self.bias, self.out_features)
 
 
@@ -103,7 +102,7 @@ class OneDnnLinear(PackedLinear):
         return dense
 
     def product(self) -> Callable[[Tensor], Tensor]:
-        """What the layer computes, as a function that holds its weight."""
+        """Return what the layer computes, as a function that holds its weight."""
         packed, bias = self.packed, self.bias
         return lambda block: multiply(block, packed, bias)
 
@@ -129,7 +128,7 @@ def has_linear_kernels() -> bool:
 
 
 def product(linear: nn.Linear | PackedLinear) -> Callable[[Tensor], Tensor]:
-    """What ``linear`` computes, as a function that holds its weights."""
+    """Return what ``linear`` computes, as a function that holds its weights."""
     if isinstance(linear, PackedLinear):
         return linear.product()
     weight, bias = linear.weight, linear.bias
@@ -157,17 +156,18 @@ def layouts(model: nn.Module) -> Counter[str]:
 
 
 def compiled_by(model: nn.Module) -> str | None:
-    """The version of our own kernels that compute products of ``model``; None where none of them does."""
+    """Return the version of our own kernels that compute products of ``model``; None where none of them does."""
     return kernels().version if any(isinstance(layer, PanelLinear) for layer in model.modules()) else None
 
 
 def pack_linears(model: nn.Module, compile: bool = False) -> int:
-    """Replace the linear layers of ``model`` by packed ones; how many were. Weights that nobody else holds are freed.
+    """Replace the linear layers of ``model`` by packed ones; return how many were. Unshared weights are freed.
 
     A layer whose packed form computes something else stays as it is, and where the kernels fail all do: with one
     warning, and the same results.
 
     Args:
+        model: changed in place.
         compile: for our own kernels, where a weight fits them.
     """
     count = 0

@@ -102,7 +102,7 @@ def fits(weight: Tensor) -> bool:
 
 @torch.no_grad()
 def laid_out(weight: Tensor) -> tuple[str, Tensor]:
-    """A weight ``[rows, columns]`` that ``fits``, in the first of ``FORMATS`` that holds it.
+    """Pack a weight ``[rows, columns]`` that ``fits`` in the first of ``FORMATS`` that holds it.
 
     Returns the format, and int32 ``[panels, columns / BLOCK, words of a block]``. Takes seconds for 10^9 numbers.
 
@@ -125,7 +125,7 @@ def laid_out(weight: Tensor) -> tuple[str, Tensor]:
 
 
 def product(format: str, panels: Tensor, bias: Tensor | None, outputs: int) -> Callable[[Tensor], Tensor]:
-    """What a layer with this weight computes: float32 ``[..., columns]`` to ``[..., outputs]``, on a CPU.
+    """Return what a layer with this weight computes: float32 ``[..., columns]`` to ``[..., outputs]``, on a CPU.
 
     A row's result does not depend on the others. The function raises ``TypeError`` for a block of another type, or on
     another device.

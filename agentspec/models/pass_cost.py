@@ -63,7 +63,7 @@ class PassCost:
         return _between({r: _between(points, width) for r, points in self._of_rows.items()}, rows)
 
     def learn(self, rows: int, width: int, seconds: float) -> None:
-        """A pass took this long. What all passes have in common (long contexts, a busy machine) moves no entry."""
+        """Count the time of a pass. What all passes have in common (long contexts, a busy machine) moves no entry."""
         expected = self(rows, width)
         ratio = min(_OUTLIER, max(1 / _OUTLIER, seconds / (self._load * expected)))
         self._load *= ratio**_LOAD_RATE
@@ -77,7 +77,7 @@ class PassCost:
 
 @apart
 def measured(model: LanguageModel, cache: DiskCache | None = None) -> PassCost:
-    """The cost table of a model: from the cache, where one of the same model, device and versions was measured before.
+    """Return a model's cost table: from the cache, where the same model, device and versions were measured before.
 
     Takes seconds and pushes other contexts out of the model's cache; changes no result.
     """
@@ -137,7 +137,7 @@ def _without_spikes(entries: Mapping[tuple[int, int], float]) -> dict[tuple[int,
 
 
 def _grid(most_rows: int, longest: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """What is measured: the coarse outline of it, and all of it."""
+    """Return the widths to measure: a coarse outline, and all of them."""
     rows = sorted({1, most_rows} | {2**k for k in range(1, most_rows.bit_length()) if 2**k < most_rows})
     widths = [width for width in WIDTHS if width <= longest]
     outline = [(r, w) for r in (1, most_rows) for w in (1, 5, widths[-1]) if w in widths]
@@ -165,7 +165,7 @@ def _between(points: Mapping[int, float], x: int) -> float:
 
 
 def _key(model: LanguageModel) -> str | None:
-    """What a measurement depends on; None for a model that cannot say what it is."""
+    """Return what a measurement depends on; None for a model that cannot say what it is."""
     fingerprint = model.fingerprint
     if fingerprint is None:
         return None
@@ -176,7 +176,7 @@ def _key(model: LanguageModel) -> str | None:
 
 
 def _read(value: bytes | None) -> dict[tuple[int, int], float]:
-    """The table in a cache entry; an empty one for what is none."""
+    """Return the table in a cache entry; an empty one for what is none."""
     try:
         entries: Sequence[tuple[int, int, float]] = json.loads(value or b"[]")
         return PassCost({(int(rows), int(width)): float(seconds) for rows, width, seconds in entries}).seconds

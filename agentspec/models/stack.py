@@ -104,7 +104,7 @@ class Stack(Fused):
         return {name: value for name, value in self.__dict__.items() if name not in ("_flat", "compiled")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """A copy, from its state."""
+        """Restore a copy from its state."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._flatten()
 

@@ -13,9 +13,10 @@ from agentspec.models.stack import stack_layers
 
 
 def tune(model: PreTrainedModel, *, fuse: bool, pack: bool | None, compile: Compile) -> None:
-    """Change ``model`` as told; what cannot be changed stays as it is.
+    """Change ``model`` as requested; what cannot be changed stays as it is.
 
     Args:
+        model: changed in place.
         fuse: into fewer operators.
         pack: weights for their products; None where that can be done.
         compile: kernels for packed weights, and for attention, on a CPU.

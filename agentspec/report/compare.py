@@ -110,7 +110,7 @@ def percentiles(runs: Sequence[RunRecord]) -> list[Percentiles]:
 
 
 def compare(a: Sequence[RunRecord], b: Sequence[RunRecord], only: str | None = None) -> Comparison:
-    """A against B: paired by name where both have the same names, by order where there are as many, or not at all.
+    """Compare A with B: paired by name where both have the same names, by order where there are as many, or not at all.
 
     Args:
         a: some runs.
@@ -136,7 +136,7 @@ def compare(a: Sequence[RunRecord], b: Sequence[RunRecord], only: str | None = N
 def pair(
     a: Sequence[RunRecord], b: Sequence[RunRecord]
 ) -> tuple[Pairing | None, list[tuple[RunRecord, RunRecord]] | None]:
-    """Runs of A beside those of B; equal names are paired in their order."""
+    """Pair runs of A with those of B; equal names are paired in their order."""
     names = Counter(run.name for run in a)
     if len(names) > 1 and names == Counter(run.name for run in b):
         waiting: defaultdict[str | None, list[RunRecord]] = defaultdict(list)
@@ -163,7 +163,7 @@ def ratio_interval(ratios: Sequence[float], confidence: float = CONFIDENCE) -> t
 
 @functools.cache
 def student_quantile(share: float, freedom: float) -> float:
-    """The value below which Student's distribution has a share of its mass, from one half on.
+    """Return the value below which Student's distribution has a share of its mass, from one half on.
 
     Args:
         share: from 0.5 to below 1.

@@ -21,7 +21,7 @@ def append(record: RunRecord, path: Path) -> None:
 
 
 def read(path: Path) -> tuple[list[RunRecord], list[str]]:
-    """The runs in a file, and what is wrong with its other lines, each by its number."""
+    """Read the runs in a file, and what is wrong with its other lines, each by its number."""
     records: list[RunRecord] = []
     problems: list[str] = []
     lines = path.read_bytes().split(b"\n")

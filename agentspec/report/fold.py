@@ -80,7 +80,7 @@ class _Turn:
 
 
 def fold(calls: Sequence[Call], started: float, ended: float, **told: Any) -> RunRecord:
-    """A run of these calls.
+    """Return a run of these calls.
 
     Args:
         calls: in the order they began.
@@ -99,14 +99,14 @@ class _Fold:
         self._owners = {call.id: self._enclosing_tool(call) for call in calls}
 
     def run(self, **told: Any) -> RunRecord:
-        """The whole of it."""
+        """Return the whole run."""
         iterations, tools = self._part(None, self._started, self._ended)
         values: dict[str, Any] = {**told, **self._shares(None, self._started, self._ended)}
         record = RunRecord(total_s=self._ended - self._started, iterations=iterations, tools=tools, **values)
         return record.model_copy(update={"gain": run_gain(record)})
 
     def _part(self, owner: Call | None, begin: float, end: float) -> tuple[list[Iteration], list[ToolCall]]:
-        """Iterations of the run (None) or of a tool, and the tools before them."""
+        """Return the iterations of the run (None) or of a tool, and the tools before them."""
         models, tools = self._of(owner, "model"), self._of(owner, "tool")
         turns = self._turns(models, tools)
         early = [tool for tool in tools if not self._assign(tool, turns)]
@@ -218,7 +218,7 @@ class _Fold:
         return [call, *self._above(call)][-1].id
 
     def _above(self, call: Call) -> list[Call]:
-        """What the call is part of, from the nearest to the root."""
+        """Return what the call is part of, from the nearest to the root."""
         found: list[Call] = []
         above = self._by_id.get(call.parent)
         while above is not None and above not in found:

@@ -15,18 +15,18 @@ _ENOUGH_ROUNDS = 8  # of width 1, to trust their mean more than a table of costs
 
 
 def call_gain(steps: Sequence[Step]) -> Gain | None:
-    """The gain of one call, estimated; None without steps."""
+    """Return the gain of one call, estimated; None without steps."""
     return _gain([_Rounds(steps)]) if steps else None
 
 
 def run_gain(run: RunRecord) -> Gain | None:
-    """The gain of all calls of a run, estimated; None where no step is known."""
+    """Return the gain of all calls of a run, estimated; None where no step is known."""
     rounds = _rounds(run)
     return _gain(rounds) if rounds else None
 
 
 def measured_gain(run: RunRecord, baseline: RunRecord) -> Gain | None:
-    """The gain of a run against the same run without speculation; None where either tells of no step.
+    """Return a run's gain over the same run without speculation; None where either reports no step.
 
     Seconds per emitted token are compared, so that runs that say other things can be.
     """
@@ -98,7 +98,7 @@ class _Pass:
 
 
 def plain_pass(costs: Mapping[int, tuple[int, float]], told: Sequence[tuple[float, int]] = ()) -> _Pass | None:
-    """What a pass of the target over one token takes.
+    """Return the seconds of a target pass over one token.
 
     The mean of the rounds of width 1, where there are enough of them; what the engine says; the mean of fewer. Without
     either, a line through the mean seconds of the other widths, weighted by rounds, at 1; or, where that is no sensible
@@ -122,7 +122,7 @@ def plain_pass(costs: Mapping[int, tuple[int, float]], told: Sequence[tuple[floa
 
 
 def _at_one(costs: Mapping[int, tuple[int, float]]) -> float | None:
-    """The least-squares line through mean seconds by width, at width 1; None through a single point."""
+    """Return the least-squares line through mean seconds by width, at width 1; None through a single point."""
     total = sum(rounds for rounds, _ in costs.values())
     mean_width = sum(width * rounds for width, (rounds, _) in costs.items()) / total
     mean_s = sum(seconds for _, seconds in costs.values()) / total
@@ -186,7 +186,7 @@ def _theory(rounds: _Rounds, c: float, plain_pass_s: float) -> Theory | None:
 
 
 def _rounds(run: RunRecord) -> list[_Rounds]:
-    """The rounds of a run, by the name of the model."""
+    """Return the rounds of a run, by the name of the model."""
     steps: defaultdict[str, list[Step]] = defaultdict(list)
     for call in run.model_calls:
         steps[call.name] += call.steps

@@ -42,7 +42,7 @@ class Recorder:
         self._started = self._ended = clock()
 
     def begin(self, id: Any, kind: Kind, name: str, parent: Any = None, **told: Any) -> None:
-        """A call begins; ``told`` are further fields of ``Call``."""
+        """Record that a call begins; ``told`` are further fields of ``Call``."""
         with lock_of(self):
             if not self.is_closed and id not in self._calls:
                 self._ended = self.clock()
@@ -56,7 +56,7 @@ class Recorder:
                 call.tokens = call.tokens + 1 if tokens is None else tokens
 
     def progress(self, id: Any, tokens: int, acceptance_rate: float | None) -> None:
-        """A model that does not stream has come ``tokens`` further."""
+        """Record ``tokens`` more of a model that does not stream."""
         with self._going_on(id) as call:
             if call is not None:
                 call.tokens += tokens
@@ -64,7 +64,7 @@ class Recorder:
 
     @contextmanager
     def _going_on(self, id: Any) -> Iterator[Call | None]:
-        """The call that has a token now; None where it is over."""
+        """Return the call that has a token now; None where it is over."""
         with lock_of(self):
             call = self._calls.get(id)
             if call is None or call.ended is not None:
@@ -75,7 +75,7 @@ class Recorder:
             yield call
 
     def end(self, id: Any, error: str | None = None, **told: Any) -> None:
-        """A call is over; ``told`` are further fields of ``Call``."""
+        """Record the end of a call; ``told`` are further fields of ``Call``."""
         with lock_of(self):
             call = self._calls.get(id)
             if call is None or call.ended is not None:
@@ -86,7 +86,7 @@ class Recorder:
             self._ended = call.ended
 
     def close(self, error: str | None = None) -> None:
-        """The run ends now, and with it whatever still goes on."""
+        """End the run, and with it whatever still goes on."""
         with lock_of(self):
             if self.is_closed:
                 return
@@ -96,7 +96,7 @@ class Recorder:
                     call.ended, call.error = self._ended, error or "still going on when the run ended"
 
     def record(self) -> RunRecord:
-        """The run so far: up to the last call that began or ended, or to its end."""
+        """Return the run so far: up to the last call that began or ended, or to its end."""
         with lock_of(self):
             return fold(
                 list(self._calls.values()),

@@ -84,7 +84,7 @@ class AgentRun:
         return self.record.gain
 
     def compare_to(self, baseline: AgentRun) -> Gain | None:
-        """The gain, measured against the same run without speculation (``gamma=0``); kept in the record.
+        """Measure the gain over the same run without speculation (``gamma=0``); keep it in the record.
 
         None where either run tells of no step.
         """
@@ -94,12 +94,12 @@ class AgentRun:
         return gain
 
     def to_dict(self) -> dict[str, Any]:
-        """The run as JSON values."""
+        """Return the run as JSON values."""
         return self.record.model_dump(mode="json")
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """The run that ``to_dict`` gave.
+        """Return the run that ``to_dict`` gave.
 
         Raises:
             pydantic.ValidationError: for what is no run of this version of the schema; it is a ``ValueError``.
@@ -149,14 +149,14 @@ class AgentRun:
         tell(self.record, tracer)
 
     def _repr_html_(self) -> str:
-        """The run as a notebook shows it."""
+        """Return the run as a notebook shows it."""
         from agentspec.report.views.html import fragment
 
         return fragment(self.record)
 
 
 def read_runs(path: Path | str) -> tuple[list[AgentRun], list[str]]:
-    """The runs in a file, and what is wrong with its other lines, each by its number.
+    """Read the runs in a file, and what is wrong with its other lines, each by its number.
 
     What can be read is read: a line that was cut off, of another version of the schema or no JSON at all is named and
     left out. Empty lines are nothing.

@@ -269,7 +269,7 @@ def _own_tools(part: RunRecord | ToolCall) -> list[ToolCall]:
 
 
 def _parts(part: RunRecord | ToolCall) -> Iterator[RunRecord | ToolCall]:
-    """A run or tool, and all tools within it."""
+    """Yield a run or tool, and all tools within it."""
     yield part
     for tool in _own_tools(part):
         yield from _parts(tool)

@@ -27,7 +27,7 @@ Pass = Callable[[list[int]], None]
 
 
 def plain_transformers(context: list[int]) -> Pass:
-    """transformers' own forward, with its own cache, cut back after every block."""
+    """Return transformers' own forward, with its own cache, cut back after every block."""
     model = apart(AutoModelForCausalLM.from_pretrained)(embedded.path(), dtype=torch.float32).eval()
     keyword, _ = forward_keywords(model)
     cache = DynamicCache(config=model.config)
@@ -43,7 +43,7 @@ def plain_transformers(context: list[int]) -> Pass:
 
 
 def ours(context: list[int], *, torch_compile: bool = False, **options: Any) -> Pass:
-    """agentspec's forward, of a model that is loaded with ``options``."""
+    """Return agentspec's forward, of a model that is loaded with ``options``."""
     model = CausalLM.from_pretrained(embedded.path(), device="cpu", **options)
     if torch_compile:
         import torch._inductor.config

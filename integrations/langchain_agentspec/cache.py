@@ -33,7 +33,7 @@ class AgentSpecCache(BaseCache):
         self._disk = DiskCache(root() / "answers" if folder is None else Path(folder), size_limit)
 
     def lookup(self, prompt: str, llm_string: str) -> RETURN_VAL_TYPE | None:
-        """The answers to a prompt, marked as cached; None where there are none."""
+        """Return the answers to a prompt, marked as cached; None where there are none."""
         kept = self._disk.get(_key(prompt, llm_string))
         try:
             return None if kept is None else [_read(value) for value in json.loads(kept)]
@@ -72,5 +72,5 @@ def _read(value: dict[str, Any]) -> Generation:
 
 
 def _marked(told: dict[str, Any] | None) -> dict[str, Any] | None:
-    """What a step of agentspec says of itself, without counts and seconds, which are those of another day."""
+    """Return a step's metadata without counts and seconds, which are those of an earlier call."""
     return {**told, "agentspec": {"cached": True}} if told and "agentspec" in told else told

@@ -21,7 +21,7 @@ class CountedChunk(ChatGenerationChunk):
 
 
 def began(kind: Kind, serialized: Mapping[str, Any] | None, told: Mapping[str, Any]) -> dict[str, Any]:
-    """What is known of a call when it begins.
+    """Return what is known of a call when it begins.
 
     Args:
         kind: of the call.
@@ -38,7 +38,7 @@ def began(kind: Kind, serialized: Mapping[str, Any] | None, told: Mapping[str, A
 
 
 def answer(response: LLMResult) -> dict[str, Any]:
-    """What is known of a model's call when it is over; steps are those of models of agentspec."""
+    """Return what is known of a model call when it is over; steps are those of models of agentspec."""
     generations = [generation for samples in response.generations for generation in samples]
     metadata = [_metadata(generation) for generation in generations]
     messages = list(_messages(generations))
@@ -55,7 +55,7 @@ def answer(response: LLMResult) -> dict[str, Any]:
 
 
 def _step(told: Mapping[str, Any]) -> Step | None:
-    """A step; None for one that another version wrote otherwise."""
+    """Return a step; None for one that another version wrote otherwise."""
     try:
         return Step.model_validate(told)
     except ValidationError:

@@ -43,17 +43,17 @@ class LatencyHandler(BaseCallbackHandler):
     def on_chat_model_start(
         self, serialized: dict[str, Any] | None, messages: list[list[BaseMessage]], *, run_id: UUID, **kwargs: Any
     ) -> None:
-        """A model begins."""
+        """Record that a model call begins."""
         self._begin(run_id, "model", serialized, kwargs)
 
     def on_llm_start(
         self, serialized: dict[str, Any] | None, prompts: list[str], *, run_id: UUID, **kwargs: Any
     ) -> None:
-        """A model begins."""
+        """Record that a model call begins."""
         self._begin(run_id, "model", serialized, kwargs)
 
     def on_llm_new_token(self, token: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """A model goes on; those of agentspec say how far it has come."""
+        """Record a model's progress; models of agentspec report how many tokens there are."""
         chunk = kwargs.get("chunk")
         for recorder in self.recorders:
             if isinstance(chunk, CountedChunk):
@@ -62,48 +62,48 @@ class LatencyHandler(BaseCallbackHandler):
                 recorder.token(run_id)
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
-        """A model is done; what it says of its steps is kept."""
+        """Record the end of a model call, with the steps that it reports."""
         self._end(run_id, **answer(response))
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """A model failed."""
+        """Record that a model call failed."""
         self._end(run_id, error)
 
     def on_tool_start(self, serialized: dict[str, Any] | None, input_str: str, *, run_id: UUID, **kwargs: Any) -> None:
-        """A tool begins."""
+        """Record that a tool begins."""
         self._begin(run_id, "tool", serialized, kwargs)
 
     def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """A tool is done. Some report their failure by their message, and not by an exception."""
+        """Record the end of a tool. Some report a failure by their message, not by an exception."""
         failed = getattr(output, "status", None) == "error"
         self._end(run_id, str(getattr(output, "content", output)) if failed else None)
 
     def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """A tool failed."""
+        """Record that a tool failed."""
         self._end(run_id, error)
 
     def on_chain_start(self, serialized: dict[str, Any] | None, inputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """A chain, graph or node begins."""
+        """Record that a chain, graph or node begins."""
         self._begin(run_id, "chain", serialized, kwargs)
 
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """A chain is done."""
+        """Record the end of a chain."""
         self._end(run_id)
 
     def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """A chain failed."""
+        """Record that a chain failed."""
         self._end(run_id, error)
 
     def on_retriever_start(self, serialized: dict[str, Any] | None, query: str, *, run_id: UUID, **kwargs: Any) -> None:
-        """A retriever begins: part of the framework."""
+        """Record that a retriever begins: part of the framework."""
         self._begin(run_id, "chain", serialized, kwargs)
 
     def on_retriever_end(self, documents: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """A retriever is done."""
+        """Record the end of a retriever."""
         self._end(run_id)
 
     def on_retriever_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """A retriever failed."""
+        """Record that a retriever failed."""
         self._end(run_id, error)
 
     def _begin(self, run_id: UUID, kind: Kind, serialized: dict[str, Any] | None, kwargs: dict[str, Any]) -> None:
@@ -130,7 +130,7 @@ class LatencyTracker:
         self._entered: list[tuple[Recorder, AgentRun, Token[LatencyHandler | None], ExitStack]] = []
 
     def __enter__(self) -> AgentRun:
-        """The run begins."""
+        """Begin the run."""
         outer, view = _tracker.get(), ExitStack()
         recorder = self._recorder()
         handler = LatencyHandler(recorders=(*(outer.recorders if outer else ()), recorder))
@@ -140,7 +140,7 @@ class LatencyTracker:
         return handler.run
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        """The run ends, with the exception that ended it if there is one."""
+        """End the run, with the exception that ended it if there is one."""
         recorder, run, token, view = self._entered.pop()
         with suppress(ValueError):  # an async generator may be closed in another context, which has no tracker to reset
             _tracker.reset(token)
@@ -149,11 +149,11 @@ class LatencyTracker:
         check_budget(run, "warn" if error else self._on_over_budget)
 
     async def __aenter__(self) -> AgentRun:
-        """The run begins."""
+        """Begin the run."""
         return self.__enter__()
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        """The run ends, with the exception that ended it if there is one."""
+        """End the run, with the exception that ended it if there is one."""
         self.__exit__(kind, error, trace)
 
 
@@ -195,7 +195,7 @@ PROGRESS_S = 0.1
 
 
 def follower(run_manager: Any) -> Callable[[Delta], Delta]:
-    """Passes on the deltas of a model's call, and tells those who account for it how far it has come."""
+    """Return a function that passes on the deltas of a model call and reports its progress to the recorders."""
     handlers = [h for h in getattr(run_manager, "handlers", ()) if isinstance(h, LatencyHandler)]
     recorders = dict.fromkeys(recorder for handler in handlers for recorder in handler.recorders)
 

@@ -124,6 +124,7 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
             strict: accepted for compatibility; schemas are always enforced.
             parallel_tool_calls: whether a message may hold several calls; None for the model's own setting.
             response_format: schema of the final answer: every message is a tool call or an instance of it.
+            **kwargs: further settings of the calls.
 
         Raises:
             InvalidRequestError: for an unknown ``tool_choice``.
@@ -147,7 +148,7 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
         strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, Any]:
-        """A runnable whose answers are instances of a schema.
+        """Return a runnable whose answers are instances of a schema.
 
         The schema constrains the answer and is not written into the prompt: say there what you want to know.
 
@@ -157,6 +158,7 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
             method: "json_schema" and "json_mode" constrain the answer to the schema; "function_calling" demands a call
                 of it as a tool.
             strict: accepted for compatibility; schemas are always enforced.
+            **kwargs: further settings of the calls.
 
         Raises:
             InvalidRequestError: for an unknown method.
@@ -186,7 +188,7 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
         return structured(llm, answer_parser(schema), include_raw)
 
     def _calling(self, schema: dict[str, Any] | type, **kwargs: Any) -> Runnable[LanguageModelInput, AIMessage]:
-        """This model made to call the schema as a tool."""
+        """Bind the schema as a tool that the model must call."""
         tool = tool_of(schema)
         wanted = {"kwargs": {"method": "function_calling"}, "schema": tool}
         return self.bind_tools(
@@ -259,7 +261,7 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
         return call
 
     def _prepare(self, messages: list[BaseMessage], stop: list[str] | None, kwargs: dict[str, Any]) -> Prepared:
-        """A call as a request."""
+        """Prepare a call as a request."""
         kwargs = canonical(kwargs)
         check_keywords(kwargs, (*self.overridable(), *BOUND))
         settings, sample = self.settings(kwargs), current_sample.get()
@@ -276,5 +278,5 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
         return await BaseChatModel._agenerate_with_cache(self._asked(), *arguments, **kwargs)
 
     def _asked(self) -> ChatAgentSpec:
-        """This model; without a cache for one of several samples, which is never an answer of another day."""
+        """Return this model; without its cache for one of several samples, which must be drawn anew."""
         return self if current_sample.get() is None else self.model_copy(update={"cache": False})

@@ -140,7 +140,7 @@ class SelfConsistency(Runnable[Any, Any]):
         self.seed, self.ignore_args, self.return_all = seed, tuple(ignore_args), return_all
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        """The winning output, or the whole vote with ``return_all``.
+        """Return the winning output, or the whole vote with ``return_all``.
 
         Raises:
             NoAnswerError: where no sample has an answer; shows them.
@@ -233,7 +233,7 @@ class SelfConsistency(Runnable[Any, Any]):
 
 
 def answer_of(output: Any, ignore_args: Sequence[str] = ()) -> Any:
-    """What an output says: its tool calls, its parsed object, or its text; None for nothing."""
+    """Return the answer in an output: its tool calls, its parsed object, or its text; None for nothing."""
     if isinstance(output, AIMessage):
         calls = [
             {"name": call["name"], "args": {k: v for k, v in call["args"].items() if k not in ignore_args}}

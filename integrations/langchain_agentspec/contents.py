@@ -40,7 +40,7 @@ Other kinds in an assistant's message tell what a provider did before its model 
 
 
 def text_of(message: BaseMessage) -> str:
-    """The text of a message: an assistant's blocks are pieces of one text, those of others are lines.
+    """Return the text of a message: an assistant's blocks are pieces of one text, those of others are lines.
 
     Raises:
         InvalidRequestError: for blocks without which the message would say something else (images, files, ...).
@@ -54,7 +54,7 @@ def text_of(message: BaseMessage) -> str:
 
 
 def _text_of(block: Any, is_answer: bool) -> str | None:
-    """The text of a block; None for one that has none."""
+    """Return the text of a block; None for one that has none."""
     if isinstance(block, str):
         return block
     if not isinstance(block, Mapping):
@@ -76,7 +76,7 @@ def _expect_text(text: Any, kind: str) -> str:
 
 
 def reasoning_of(message: AIMessage) -> str:
-    """The thought before an answer, as this and other integrations keep it."""
+    """Return the thought before an answer, as this and other integrations keep it."""
     kept = message.additional_kwargs.get("reasoning_content")
     if isinstance(kept, str):
         return kept
@@ -85,7 +85,7 @@ def reasoning_of(message: AIMessage) -> str:
 
 
 def calls_of(message: AIMessage) -> list[dict[str, Any]]:
-    """The calls of a message in OpenAI's form: from its blocks, where it has them only there."""
+    """Return the calls of a message in OpenAI's form: from its blocks, where it has them only there."""
     calls = [(call["id"], call["name"], call["args"]) for call in message.tool_calls]
     if not calls and not message.invalid_tool_calls:
         calls = list(_calls_in(_blocks(message)))

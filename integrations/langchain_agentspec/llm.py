@@ -65,7 +65,7 @@ class AgentSpecLLM(ModelSettings, BaseLLM):
     def _told(
         self, stop: list[str] | None, kwargs: dict[str, Any]
     ) -> tuple[AgentSpecLLM, list[str] | None, dict[str, Any]]:
-        """This model with the settings of a call as its own, the stop strings, and the other keywords."""
+        """Return this model with the settings of a call as its own, the stop strings, and the other keywords."""
         kwargs = canonical(kwargs)
         stops = kwargs.pop("stop", None) if stop is None else stop
         names = {*SHARED, "grammar"} - ({"model"} if self.engine else set())
@@ -177,7 +177,7 @@ class AgentSpecLLM(ModelSettings, BaseLLM):
 
 
 async def _samples(engine: LocalEngine, request: Request, template_s: float) -> list[GenerationChunk]:
-    """The whole samples of a request."""
+    """Return the whole samples of a request."""
     chunks: defaultdict[int, list[GenerationChunk]] = defaultdict(list)
     async with aclosing(engine.astream(request, PROGRESS_S)) as deltas:
         async for delta in deltas:

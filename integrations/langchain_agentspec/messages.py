@@ -66,7 +66,7 @@ def _to_chat(message: BaseMessage) -> dict[str, Any]:
 
 
 def _told(message: AIMessage) -> dict[str, Any]:
-    """What this package said of a message of its own; {} for others, and for what was kept in another form."""
+    """Return this package's metadata of a message; {} for the messages of others, and for metadata of another form."""
     told = message.response_metadata.get("agentspec")
     return told if isinstance(told, dict) else {}
 
@@ -109,7 +109,7 @@ class ChunkMaker:
         return len(self._tokens)
 
     def chunk(self, delta: Delta) -> AIMessageChunk:
-        """The chunk of one delta; the last one carries calls, usage and metadata."""
+        """Return the chunk of one delta; the last one carries calls, usage and metadata."""
         self._logprobs += delta.logprobs
         self._text += delta.text
         self._tokens += delta.tokens
@@ -176,7 +176,7 @@ def _thought(text: str) -> dict[str, Any]:
 
 
 def to_message(chunks: Iterable[AIMessageChunk]) -> AIMessage:
-    """The message that chunks add up to."""
+    """Return the message that chunks add up to."""
     first, *others = chunks
     whole = first.__add__(others) if others else first
     return AIMessage(
@@ -190,7 +190,7 @@ def to_message(chunks: Iterable[AIMessageChunk]) -> AIMessage:
 
 
 def _with_reasons(message: AIMessageChunk) -> list[InvalidToolCall]:
-    """The invalid calls of a message; of those that a schema refuses, the text of the arguments, and the reason."""
+    """Return a message's invalid calls; of those that a schema refuses, the arguments' text and the reason."""
     reasons = message.response_metadata.get("agentspec", {}).get("invalid_calls", {})
     return [_with_reason(call, reasons.get(call["id"])) for call in message.invalid_tool_calls]
 
@@ -206,7 +206,7 @@ def _refused(reason: str) -> str:
 
 
 def _call_chunk(index: int, call: ToolCall) -> ToolCallChunk:
-    """A call in one piece. Of an invalid one the text is kept behind a mark: LangChain would take it for a call."""
+    """Return a call in one piece. The text of an invalid one follows a mark: LangChain would take it for a call."""
     mark = CUT_SHORT if not call.is_complete else _refused(call.invalid) if call.invalid else ""
     call_id = call.id or f"call_{uuid.uuid4().hex}"
     return tool_call_chunk(name=call.name, args=mark + call.arguments, id=call_id, index=index)
@@ -227,7 +227,7 @@ def _usage(stats: StepStats) -> UsageMetadata:
 
 
 def to_result(chunks: list[tuple[int, AIMessageChunk]], samples: int) -> ChatResult:
-    """The samples of a call, from their chunks in the order they came."""
+    """Return the samples of a call, from their chunks in the order they came."""
     messages = [to_message(chunk for index, chunk in chunks if index == sample) for sample in range(samples)]
     return ChatResult(
         generations=[

@@ -75,7 +75,7 @@ def prepare(
     dialect: str | None,
     family: str | None = None,
 ) -> Prepared:
-    """A call as a request.
+    """Prepare a call as a request.
 
     Args:
         engine: that will serve it.
@@ -126,7 +126,7 @@ def prepare(
 
 
 def shown(maker: ChunkMaker, message: AIMessageChunk, delta: Delta) -> Iterator[ChatGenerationChunk]:
-    """A delta's chunk, unless there is nothing in it (its text may be the beginning of a call)."""
+    """Return a delta's chunk, unless there is nothing in it (its text may be the beginning of a call)."""
     if message.content or message.additional_kwargs or message.chunk_position == "last":
         info = {"finish_reason": message.response_metadata["finish_reason"]} if message.chunk_position else None
         yield CountedChunk(

@@ -35,7 +35,7 @@ class Sample:
     wants_logprobs: bool = False
 
     def settings(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """The settings of a call within this sample: its own seed, and a text that no sibling changes.
+        """Return the settings of a call within this sample: its own seed, and a text that no sibling changes.
 
         Raises:
             InvalidRequestError: for several samples at temperature 0, which would all be the same.
@@ -57,7 +57,7 @@ current_sample: ContextVar[Sample | None] = ContextVar("agentspec_sample", defau
 
 
 def within(sample: Sample, asking: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """A task in whose context the sample is the current one."""
+    """Start a task in whose context the sample is the current one."""
     context = contextvars.copy_context()
     context.run(current_sample.set, sample)
     return asyncio.get_running_loop().create_task(asking, context=context)

@@ -15,7 +15,7 @@ from langchain_agentspec.samples import Sample, within
 
 
 def best_of(model: Runnable[Any, Any], k: int, score: Callable[[Any], float], **settings: Any) -> SelfConsistency:
-    """A runnable that asks ``k`` times at once and gives the output of the highest score.
+    """Return a runnable that draws ``k`` outputs at once and returns the one of the highest score.
 
     Args:
         model: a chat model, or a chain with one in it.

@@ -136,7 +136,7 @@ class ModelSettings(BaseModel):
         decoding(settings)
 
     def settings(self, overrides: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings of a call: its own, or else the model's.
+        """Return the settings of a call: its own, or else the model's.
 
         Args:
             overrides: by their names here, as ``canonical`` gives them.
@@ -148,7 +148,7 @@ class ModelSettings(BaseModel):
         return own | self.taken(overrides)
 
     def taken(self, overrides: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings among keywords, as the constructor takes them; None for what cannot be None is left out.
+        """Return the settings among keywords, as the constructor takes them; None for what cannot be None is left out.
 
         Raises:
             InvalidRequestError: for a value of another type.
@@ -173,7 +173,7 @@ class ModelSettings(BaseModel):
         return {**{name: getattr(self, name) for name in names}, "engine": self.engine and self.engine.identity}
 
     def engine_of(self, model: str) -> LocalEngine:
-        """The engine that serves a model: the shared one, loaded at the first call, or the one that was given.
+        """Return the engine that serves a model: the shared one, loaded at the first call, or the one that was given.
 
         Raises:
             InvalidRequestError: for another model than that of an engine that was given.
@@ -189,7 +189,7 @@ class ModelSettings(BaseModel):
         return self.engine
 
     def get_token_ids(self, text: str) -> list[int]:
-        """The ids of a text by the model's own tokenizer."""
+        """Return the ids of a text by the model's own tokenizer."""
         ids: list[int] = self.engine_of(self.model).tokenizer.encode(well_formed(text), add_special_tokens=False)
         return ids
 
@@ -201,7 +201,7 @@ def _adapter(cls: type[ModelSettings], name: str) -> TypeAdapter[Any]:
 
 
 def _as_field(cls: type[ModelSettings], name: str, value: Any) -> Any:
-    """A value as the constructor would take it; but no numbers as text, which no caller means."""
+    """Return a value as the constructor would take it; but no numbers as text, which no caller means."""
     value = _alternatives(value) if name == "logprobs" else value
     try:
         return _adapter(cls, name).validate_python(value, strict=isinstance(value, str))
@@ -262,7 +262,7 @@ def _expect_known(names: Iterable[str], known: Collection[str], whose: str) -> N
 
 
 def sampling(settings: Mapping[str, Any], stop: Sequence[str], **others: Any) -> SamplingParams:
-    """The sampling settings of a call.
+    """Return the sampling settings of a call.
 
     Raises:
         InvalidRequestError: for a value outside its range.

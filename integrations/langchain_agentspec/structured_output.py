@@ -23,7 +23,7 @@ from langchain_agentspec.tools import json_schema_of as json_schema_of
 
 
 def chosen_tools(tools: list[dict[str, Any]], choice: Any) -> tuple[list[dict[str, Any]], bool]:
-    """The tools that may be called, and whether one must be.
+    """Return the tools that may be called, and whether one must be.
 
     Raises:
         InvalidRequestError: for a choice that is none of the known ones and no tool's name.
@@ -48,7 +48,7 @@ def chosen_tools(tools: list[dict[str, Any]], choice: Any) -> tuple[list[dict[st
 
 
 def final_schema(response_format: Any) -> dict[str, Any] | None:
-    """The JSON Schema of the final answer; None where it is free.
+    """Return the JSON Schema of the final answer; None where it is free.
 
     Raises:
         InvalidRequestError: for a format of another form.
@@ -76,7 +76,7 @@ def final_schema(response_format: Any) -> dict[str, Any] | None:
 
 
 def _called(message: AIMessage, schema: Any) -> Any:
-    """The arguments of a message's call, as an instance of a pydantic class where one is named.
+    """Return the arguments of a message's call, as an instance of a pydantic class where one is named.
 
     Raises:
         OutputParserException: where the call was cut short, or the class does not take its arguments.
@@ -96,7 +96,7 @@ def _called(message: AIMessage, schema: Any) -> Any:
 
 
 def structured(llm: Runnable[Any, Any], parser: Runnable[Any, Any], include_raw: bool) -> Runnable[Any, Any]:
-    """A model and its parser; with ``include_raw`` an answer that does not parse is reported, not raised."""
+    """Return a model and its parser; with ``include_raw`` an answer that does not parse is reported, not raised."""
     if not include_raw:
         return llm | parser
     parsed = RunnablePassthrough.assign(parsed=itemgetter("raw") | parser, parsing_error=lambda _: None)
@@ -109,12 +109,12 @@ def _is_pydantic(schema: Any) -> bool:
 
 
 def answer_parser(schema: Any) -> Runnable[Any, Any]:
-    """Reads an answer that is an instance of a schema."""
+    """Return a parser of answers that are instances of a schema."""
     return WholePydanticParser(pydantic_object=schema) if _is_pydantic(schema) else WholeJsonParser()
 
 
 def call_parser(schema: Any) -> Runnable[Any, Any]:
-    """Reads a call of a schema as a tool."""
+    """Return a parser of calls of a schema as a tool."""
     made_of = schema if _is_pydantic(schema) else None
     return RunnableLambda(lambda message: _called(message, made_of))
 
@@ -145,7 +145,7 @@ def core_errors() -> Iterator[None]:
 
 
 def expect_valid(delta: Delta) -> Delta:
-    """The delta.
+    """Return the delta.
 
     Raises:
         OutputParserException: where it ends a text that does not satisfy its schema.
@@ -156,7 +156,7 @@ def expect_valid(delta: Delta) -> Delta:
 
 
 def returned(delta: Delta) -> Delta:
-    """The delta as it is: a parser reports what is wrong with it."""
+    """Return the delta as it is: a parser reports what is wrong with it."""
     return delta
 
 
@@ -168,7 +168,7 @@ class WholeJsonParser(JsonOutputParser):
     """JSON that is whole: what was cut short is an error, not a smaller object. Streams partial objects."""
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
-        """The value; while streaming (``partial``), what there is of it."""
+        """Return the value; while streaming (``partial``), what there is of it."""
         _expect_whole(result, partial)
         return super().parse_result(result, partial=partial)
 
@@ -177,7 +177,7 @@ class WholePydanticParser(PydanticOutputParser[Any]):
     """As ``WholeJsonParser``, to instances of a pydantic class."""
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
-        """The instance."""
+        """Return the instance."""
         _expect_whole(result, partial)
         return super().parse_result(result, partial=partial)
 

@@ -26,7 +26,7 @@ Schema = dict[str, Any]
 
 
 def described(tool: Any) -> Schema:
-    """A tool as an OpenAI tool dict: with the schema that was given, where LangChain's conversion loses parts of it.
+    """Return a tool as an OpenAI tool dict: with the given schema, where LangChain's conversion loses parts of it.
 
     Raises:
         InvalidRequestError: for what is no tool, or holds what is no JSON; for a schema whose keyword has a value of
@@ -54,7 +54,7 @@ def described(tool: Any) -> Schema:
 
 
 def _converted(tool: Any) -> Schema:
-    """A tool by LangChain's conversion; it cannot convert a TypedDict that refers to itself."""
+    """Convert a tool as LangChain does; it cannot convert a TypedDict that refers to itself."""
     try:
         return convert_to_openai_tool(tool)
     except RecursionError:
@@ -62,8 +62,10 @@ def _converted(tool: Any) -> Schema:
 
 
 def _own_schema(tool: Any) -> Schema | None:
-    """The parameters of a tool as they were given, where types refer to each other: LangChain puts definitions in place
-    of references, and nothing in place of one that refers to itself. None where its conversion loses nothing."""
+    """Return the parameters of a tool as they were given; None where LangChain's conversion loses nothing.
+
+    LangChain puts definitions in place of references, and nothing in place of one that refers to itself.
+    """
     if isinstance(tool, Mapping):  # a JSON Schema; function dicts are taken as they are
         bare = "title" in tool and not tool.keys() & {"function", "name", "parameters", "input_schema", "toolSpec"}
         return parameters_of(tool) if bare else None
@@ -79,7 +81,7 @@ def _own_schema(tool: Any) -> Schema | None:
 
 
 def _arguments_of(tool: BaseTool) -> Any:
-    """The schema of a tool's arguments: the class itself where all of its fields are the model's to fill.
+    """Return the schema of a tool's arguments: the class itself where all of its fields are the model's to fill.
 
     What LangChain makes of it for a call leaves out what tells unions apart.
     """
@@ -90,13 +92,15 @@ def _arguments_of(tool: BaseTool) -> Any:
 
 
 def _field_names(described: Any) -> set[str]:
-    """The fields of a pydantic class, of v2 or v1."""
+    """Return the fields of a pydantic class, of v2 or v1."""
     return set(described.model_fields if hasattr(described, "model_fields") else described.__fields__)
 
 
 def parameters_of(schema: Mapping[str, Any]) -> Schema:
-    """A JSON Schema as a tool's parameters: without title and description, which are the tool's, and with properties
-    at its root, where that is a reference."""
+    """Return a JSON Schema as a tool's parameters: without title and description, which are the tool's.
+
+    Properties stand at its root, also where that is a reference.
+    """
     rooted, seen = dict(schema), set[str]()
     while (ref := rooted.get("$ref")) and ref not in seen and isinstance(found := resolved(schema, ref), Mapping):
         seen.add(ref)
@@ -117,7 +121,7 @@ def _opened(schema: Schema) -> Schema:
 
 
 def resolved(root: Mapping[str, Any], ref: Any) -> Any:
-    """What a reference within a schema refers to; None for nothing."""
+    """Return what a reference within a schema refers to; None for nothing."""
     if not isinstance(ref, str) or not ref.startswith("#/"):
         return None
     part: Any = root
@@ -127,7 +131,7 @@ def resolved(root: Mapping[str, Any], ref: Any) -> Any:
 
 
 def _told(schema: Schema, other: Any) -> Schema:
-    """A schema with descriptions that another form of it has and it has not (LangChain reads docstrings)."""
+    """Add the descriptions that another form of a schema has (LangChain reads docstrings)."""
     told = copy.deepcopy(schema)
     _take_descriptions(told, other, told, ())
     return told
@@ -158,7 +162,7 @@ def _take_descriptions(schema: Any, other: Any, root: Schema, above: tuple[Any, 
 
 
 def json_schema_of(schema: Any) -> Schema:
-    """The JSON Schema of a class, TypedDict, OpenAI function or JSON Schema; the latter needs no title here.
+    """Return the JSON Schema of a class, TypedDict, OpenAI function or JSON Schema; the latter needs no title here.
 
     None is any object.
     """
@@ -178,7 +182,7 @@ def json_schema_of(schema: Any) -> Schema:
 
 
 def _as_langchain_tells_it(schema: Any) -> Schema:
-    """A type as LangChain describes it as a function; {} where it cannot."""
+    """Return a type as LangChain describes it as a function; {} where it cannot."""
     if not isinstance(schema, type):
         return {}
     try:
@@ -214,7 +218,7 @@ def _annotation(hint: Any, known: dict[Any, Schema]) -> Schema:
 
 
 def tool_of(schema: Mapping[str, Any] | type) -> Schema:
-    """A tool whose arguments are an instance of a schema."""
+    """Return a tool whose arguments are an instance of a schema."""
     wanted = json_schema_of(schema)
     about = {"description": wanted["description"]} if wanted.get("description") else {}
     return described(
@@ -223,7 +227,7 @@ def tool_of(schema: Mapping[str, Any] | type) -> Schema:
 
 
 def told_schema(schema: Any) -> Any:
-    """The schema for LangChain's tracers, which convert it in their own way: as it is, where they can."""
+    """Return the schema for LangChain's tracers, which convert it in their own way: as it is, where they can."""
     try:
         convert_to_json_schema(schema)
     except (TypeError, ValueError):
@@ -245,7 +249,7 @@ CHECKED: dict[str, Expected] = {
 
 
 def _without_nulls(value: Any) -> Any:
-    """A tool or a schema without keywords that are null; a property without a schema may be anything."""
+    """Return a tool or a schema without keywords that are null; a property without a schema may be anything."""
     if isinstance(value, list | tuple):
         return [_without_nulls(part) for part in value]
     if not isinstance(value, Mapping):

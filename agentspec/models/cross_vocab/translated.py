@@ -91,8 +91,10 @@ class TranslatedModel(LanguageModel):
         return max(ids) < self.model.vocab_size and self.model.can_read(ids)
 
     def cached_tokens(self, context: list[int]) -> int:
-        """Length of the longest prefix of ``context``, up to a word's end, whose translation is wholly cached; 0 for a
-        context that it cannot read."""
+        """Return the length of the longest prefix, up to a word's end, whose translation is wholly cached.
+
+        0 for a context that the model cannot read.
+        """
         if context and not self.can_read(context):
             return 0
         return self.translation.whole_tokens(context, self.model.cached_tokens(self.translation(context)))

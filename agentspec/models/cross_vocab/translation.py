@@ -59,7 +59,7 @@ class Translation:
         self._word = functools.lru_cache(maxsize=_WORDS)(self._spell)
 
     def __call__(self, context: Sequence[int]) -> list[int]:
-        """The context in draft ids; never empty."""
+        """Return the context in draft ids; never empty."""
         ids = self._opening(context)
         for tokens in _blocks(context):
             ids += self._block(tokens).ids
@@ -76,12 +76,12 @@ class Translation:
         return whole
 
     def _opening(self, context: Sequence[int]) -> list[int]:
-        """The lead, unless the context begins with it."""
+        """Return the lead, unless the context begins with it."""
         begins = next((self._block(tokens).ids[: len(self.lead)] for tokens in _blocks(context)), ())
         return [] if begins == self.lead else list(self.lead)
 
     def _translated_names(self, ours: _Vocabulary) -> dict[int, Tokens]:
-        """What becomes of given tokens: the draft's of that name, its mark of the same use, or the name as text."""
+        """Map given tokens: to the draft's of that name, to its mark of the same use, or to the name as text."""
         marks = dict.fromkeys(ours.lead, self.lead)
         if ours.end is not None and self._draft.end is not None:
             marks[ours.end] = (self._draft.end,)
@@ -157,7 +157,7 @@ class _Vocabulary:
         return ids + self._longest(text.encode()[len(written) :])
 
     def _longest(self, text: bytes) -> list[int]:
-        """The longest token first; a byte that no token writes is passed over."""
+        """Cover bytes by the longest tokens first; pass over a byte that no token writes."""
         ids: list[int] = []
         while text:
             found = self._spelling.longest(text)

@@ -30,7 +30,7 @@ def following(recorder: Recorder, console: Console | None = None) -> Iterator[No
 
 
 def now(recorder: Recorder) -> Group:
-    """A line for the run, and one for every model and tool that is at work."""
+    """Return a line for the run, and one for every model and tool that is at work."""
     seconds, calls = recorder.now()
     models = [call for call in calls if call.kind == "model"]
     running = [call for call in calls if call.ended is None and call.kind != "chain"]

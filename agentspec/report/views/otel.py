@@ -85,7 +85,7 @@ class _Teller:
         return set_span_in_context(span, parent)
 
     def calls(self, iterations: Sequence[Iteration], early: Sequence[ToolCall], parent: Context) -> None:
-        """The calls of an agent, and what is within them."""
+        """Send the calls of an agent, and what is within them."""
         for tool in early:
             self.tool(tool, None, parent)
         for number, iteration in enumerate(iterations, 1):
@@ -97,7 +97,7 @@ class _Teller:
                 self.tool(tool, number, parent)
 
     def tool(self, call: ToolCall, iteration: int | None, parent: Context) -> None:
-        """A tool, and the agent within it."""
+        """Send a tool, and the agent within it."""
         about: dict[str, Value | None] = {
             "gen_ai.tool.name": call.name,
             "gen_ai.tool.call.id": call.tool_call_id,
@@ -152,7 +152,7 @@ def _about_model(call: ModelCall) -> Iterator[tuple[str, Value | None]]:
 
 
 def _latencies(phases: Phases) -> Iterator[tuple[str, Value | None]]:
-    """vLLM's keys, and every phase under our own."""
+    """Yield seconds under vLLM's keys, and every phase under our own."""
     prefill, decode = (sum(getattr(phases, name) for name in names) for names in (_PREFILL, _DECODE))
     yield "gen_ai.latency.time_in_queue", phases.queue_s
     yield "gen_ai.latency.time_in_model_prefill", prefill
@@ -163,7 +163,7 @@ def _latencies(phases: Phases) -> Iterator[tuple[str, Value | None]]:
 
 
 def _about_steps(call: ModelCall) -> Iterator[tuple[str, Value | None]]:
-    """Counts of all samples of a call."""
+    """Return the counts of all samples of a call."""
     cached = sum(step.cached_tokens for step in call.steps)
     yield "gen_ai.usage.cache_read.input_tokens", cached if len(call.steps) == 1 else None
     for name in ("cached_tokens", "rounds", "target_calls", "drafted_tokens", "accepted_tokens", "forced_tokens"):

@@ -34,13 +34,13 @@ def label_of(phase: str) -> str:
 
 
 def swatch(kind: str) -> Element:
-    """A square in the colour of a kind, for a legend."""
+    """Draw a square in the colour of a kind, for a legend."""
     square = Element("rect", {"class": _class(kind), "width": 12, "height": 12})
     return Element("svg", {"viewBox": "0 0 12 12", "aria-hidden": "true"}, children=(square,))
 
 
 def totals(run: RunRecord) -> Element:
-    """The run as one bar: model, tools, framework."""
+    """Draw the run as one bar: model, tools, framework."""
     parts = (("model", run.model_s), ("tool", run.tool_s), ("framework", run.framework_s))
     drawn: list[Element] = []
     at = 0.0
@@ -51,7 +51,7 @@ def totals(run: RunRecord) -> Element:
 
 
 def waterfall(run: RunRecord) -> Element:
-    """A band per iteration, with what model, tools and framework had of it; under it its calls, and theirs."""
+    """Draw a band per iteration, with the shares of model, tools and framework; under it its calls, and theirs."""
     drawn: list[Element] = []
     y = AXIS
     own = [*_own(run.iterations), *run.tools]
@@ -67,7 +67,7 @@ def waterfall(run: RunRecord) -> Element:
 
 
 def share(part: float, whole: float) -> Element:
-    """A bar of which ``part`` of ``whole`` is filled."""
+    """Draw a bar of which ``part`` of ``whole`` is filled."""
     rest = _rect("part", "rest", 0, whole, whole, 1, 10, "")
     return _svg(12, f"{part:g} of {whole:g}", [rest, _rect("part", "accepted", 0, part, whole, 1, 10, "")])
 
@@ -93,7 +93,7 @@ def histogram(rounds: Mapping[int, int]) -> Element:
 def calls_within(
     iterations: Sequence[Iteration], early: Sequence[ToolCall], depth: int = 0
 ) -> Iterator[tuple[int, ModelCall | ToolCall]]:
-    """Calls by their beginning, each with the number of tools it is within, followed by the calls within it."""
+    """Return calls by their beginning, each with the number of tools around it, followed by the calls within it."""
     for call in sorted([*early, *_own(iterations)], key=lambda call: call.start_s):
         yield depth, call
         if isinstance(call, ToolCall):
@@ -101,7 +101,7 @@ def calls_within(
 
 
 def _own(iterations: Iterable[Iteration]) -> Iterator[ModelCall | ToolCall]:
-    """Calls of these iterations, not those within their tools."""
+    """Return the calls of these iterations, not those within their tools."""
     for iteration in iterations:
         yield from iteration.models
         yield from iteration.tools
@@ -119,7 +119,7 @@ def _slices(run: RunRecord) -> Iterator[tuple[float, float, list[tuple[int, Mode
 def _band(
     run: RunRecord, calls: Sequence[ModelCall | ToolCall], begin: float, seconds: float, y: int, title: str
 ) -> list[Element]:
-    """An iteration's own line: its name, its seconds, and its slice of the run by what it went into."""
+    """Draw an iteration's own line: its name, its seconds, and its slice of the run by what it went into."""
     end = begin + seconds
     models = _union(_clipped((c for c in calls if isinstance(c, ModelCall)), begin, end))
     tools = _without(_union(_clipped((c for c in calls if isinstance(c, ToolCall)), begin, end)), models)
@@ -137,7 +137,7 @@ def _band(
 
 
 def _call(call: ModelCall | ToolCall, depth: int, y: int, total: float) -> list[Element]:
-    """A call: a line of words, and below it its bar, split into phases where they are known."""
+    """Draw a call: a line of words, and below it its bar, split into phases where they are known."""
     told, remark = _told(call)
     bad = " bad" if call.error else ""
     tip = told if call.error is None else f"{told}\n{call.error}"
@@ -175,7 +175,7 @@ def _phases(call: ModelCall, y: int, total: float) -> list[Element]:
 
 
 def _told(call: ModelCall | ToolCall) -> tuple[str, str]:
-    """What is said of a call, and what stands before its seconds."""
+    """Return the words about a call, and those before its seconds."""
     remark = "failed · " if call.error else ""
     if isinstance(call, ToolCall):
         return f"{call.name}()", remark
@@ -200,7 +200,7 @@ def _axis(total: float, height: int) -> list[Element]:
 
 
 def _step(total: float) -> float:
-    """A round number of seconds, of which there are two to five in the run; 0 for a run that took no time."""
+    """Return a round number of seconds, of which there are two to five in the run; 0 for a run that took no time."""
     if total <= 0:
         return 0.0
     rough = total / 4
@@ -224,7 +224,7 @@ def _union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def _without(intervals: Iterable[Interval], holes: Sequence[Interval]) -> list[Interval]:
-    """What is left of intervals beside holes; both disjoint and sorted."""
+    """Return what is left of intervals beside holes; both disjoint and sorted."""
     left = []
     for start, stop in intervals:
         for begin, end in holes:

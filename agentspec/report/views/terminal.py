@@ -35,7 +35,7 @@ def show(run: RunRecord, console: Console | None = None) -> None:
 
 
 def view(run: RunRecord) -> RenderableType:
-    """What is shown of a run."""
+    """Return a run as text."""
     parts = _tables(run)
     if run.model_calls or run.tool_calls:
         parts += [Text(), waterfall(run)]
@@ -51,7 +51,7 @@ def view(run: RunRecord) -> RenderableType:
 
 
 def _tables(run: RunRecord) -> list[RenderableType]:
-    """The iterations side by side, so many in a table that it fits, and the whole run behind the last."""
+    """Return the iterations side by side, as many in a table as fit, and the whole run after the last."""
     size = ITERATIONS_PER_TABLE
     numbered = list(enumerate(run.iterations, 1))
     groups = [numbered[at : at + size] for at in range(0, len(numbered), size)] or [[]]
@@ -89,13 +89,13 @@ def _table(numbered: Sequence[tuple[int, Iteration]], run: RunRecord | None) -> 
 
 
 def _models(column: Iteration | RunRecord) -> list[ModelCall]:
-    """The agent's own model calls."""
+    """Return the table of the agent's own model calls."""
     iterations = column.iterations if isinstance(column, RunRecord) else [column]
     return [call for iteration in iterations for call in iteration.models]
 
 
 def waterfall(run: RunRecord, cells: int = BAR_CELLS) -> Table:
-    """A bar per model and tool call, where it began and how long it took; calls within tools stand below them."""
+    """Draw a bar per model and tool call, where it began and how long it took; calls within tools stand below them."""
     table = Table(show_header=False, show_edge=False, box=None, padding=(0, 1))
     table.add_column(no_wrap=True, overflow="ellipsis", max_width=32)
     table.add_column(no_wrap=True, min_width=cells)
@@ -123,7 +123,7 @@ def bar(begin: float, end: float, total: float, cells: int) -> str:
 
 
 def told_gain(gain: Gain) -> str:
-    """The gain in words."""
+    """Return the gain in words."""
     lines = [
         f"{gain.tokens} tokens in {gain.target_calls} target calls, {gain.target_calls_saved} saved; emitted at once: "
         + (", ".join(f"{n} x {length}" for length, n in gain.accepted_lengths.items()) or "nothing")
@@ -152,7 +152,7 @@ def told_gain(gain: Gain) -> str:
 def _calls(
     iterations: Sequence[Iteration], early: Sequence[ToolCall], depth: int
 ) -> list[tuple[int, ModelCall | ToolCall]]:
-    """Calls by their beginning, each with how many tools it is within."""
+    """Return calls by their beginning, each with the number of tools around it."""
     own: list[ModelCall | ToolCall] = [*early]
     for iteration in iterations:
         own += [*iteration.models, *iteration.tools]

@@ -41,7 +41,7 @@ def write(run: RunRecord, path: Path) -> None:
 
 
 def trace(run: RunRecord) -> dict[str, Any]:
-    """The trace as JSON values; time 0 is the start of the run."""
+    """Return the trace as JSON values; time 0 is the start of the run."""
     tracks = _Tracks()
     whole = tracks.place(0, _us(run.total_s), None)
     events = [_event(run.name or "agent run", "run", whole, _about_run(run))]
@@ -119,7 +119,7 @@ class _Tracks:
 def _iterations(
     iterations: Sequence[Iteration], early: Sequence[ToolCall], parent: _Span, tracks: _Tracks
 ) -> Iterator[Event]:
-    """Iterations, which tile their run or tool, and then their calls."""
+    """Yield the iterations, which tile their run or tool, and then their calls."""
     calls: list[tuple[ModelCall | ToolCall, _Span]] = [(tool, parent) for tool in early]
     for number, iteration in enumerate(iterations, 1):
         begin, end = _clip((_us(iteration.start_s), _us(iteration.start_s + iteration.seconds)), parent)
@@ -158,7 +158,7 @@ def _phases(phases: Phases, span: _Span) -> Iterator[Event]:
 
 
 def _counters(run: RunRecord) -> Iterator[Event]:
-    """What every call had accepted, at its end: shares of what was drafted, and tokens per target call."""
+    """Yield what every call had accepted, at its end: shares of what was drafted, and tokens per target call."""
     for call in run.model_calls:
         drafted = sum(step.drafted_tokens for step in call.steps)
         rounds = sum(step.rounds for step in call.steps)

@@ -96,7 +96,7 @@ def _first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int:
 
 
 def steps_of(played: Played) -> list[StepStats]:
-    """agentspec's account of all answers; of single samples only, for others share their rounds."""
+    """Return agentspec's account of all answers; of single samples only, for others share their rounds."""
     return [answer.step for answer in played.all_answers() if answer.step is not None]
 
 

@@ -73,7 +73,7 @@ class Kernels:
         self._top_k, self._top_p = self.function("top_k", *rows), self.function("top_p", *rows)
 
     def function(self, name: str, *arguments: type[Any]) -> Callable[..., None]:
-        """A function of the library by its name and the types of its arguments; it may raise ``MemoryError``."""
+        """Return a function of the library by its name and argument types; calling it may raise ``MemoryError``."""
         found = getattr(self._library, name)
         found.argtypes, found.restype, found.errcheck = arguments, ctypes.c_bool, _expect_memory
         function: Callable[..., None] = found
@@ -106,14 +106,14 @@ class Kernels:
         return out
 
     def draw(self, laws: Tensor, uniforms: Tensor) -> Tensor:
-        """The first token of each law ``[N, V]`` whose cumulative mass is above ``uniforms`` ``[N]`` of the whole.
+        """Return each row's first token whose cumulative mass is above ``uniforms`` ``[N]`` of the whole.
 
         Laws are float32, uniforms float64 in [0, 1), both on a CPU; ``[N]``. 0 for a law that is NaN, or has no mass.
         """
         return _for_rows(self._draw, laws, _expect(uniforms, torch.float64), torch.long)
 
     def race(self, laws: Tensor, keys: Tensor) -> Tensor:
-        """The winner of each race in which token i of a law ``[N, V]`` needs ``-log(noise) / law[i]``: ``[N]``.
+        """Return each row's winner of a race in which token i needs ``-log(noise) / probs[i]``: ``[N]``.
 
         The noise of a token is a hash of it and of ``keys`` ``[N]`` (int64), as in ``CoupledRng``. 0 for a law that is
         NaN.
@@ -130,7 +130,7 @@ class Kernels:
 
 
 def _for_rows(function: Callable[..., None], rows: Tensor, options: Tensor, dtype: torch.dtype) -> Tensor:
-    """What a function finds of each row ``[N, V]`` and its option ``[N]``: ``[N]``."""
+    """Apply a kernel to each row ``[N, V]`` and its option ``[N]``; return its results ``[N]``."""
     if rows.dim() != 2 or options.shape != rows.shape[:1]:
         raise ValueError(f"Expected rows [N, V] and an option for each, got {[*rows.shape]} and {[*options.shape]}.")
     rows, options = _expect(rows, torch.float32).contiguous(), options.contiguous()
@@ -140,7 +140,7 @@ def _for_rows(function: Callable[..., None], rows: Tensor, options: Tensor, dtyp
 
 
 def _expect(tensor: Tensor, dtype: torch.dtype, lies_together: bool = False) -> Tensor:
-    """The tensor, whose address is passed on. Raises ``TypeError`` for one that is not as the kernels read it."""
+    """Return the tensor, whose address is passed on. Raise ``TypeError`` for one that the kernels cannot read."""
     is_apart = lies_together and tensor.numel() > 0 and tensor.shape[-1] > 1 and tensor.stride(-1) != 1
     if tensor.dtype != dtype or not tensor.is_cpu or is_apart:
         raise TypeError(
@@ -156,7 +156,7 @@ def _expect_memory(has_memory: bool, function: Any, arguments: Any) -> None:
 
 
 def kernels() -> Kernels:
-    """The kernels of this process; compiled where nobody has done so, which takes seconds.
+    """Return the kernels of this process; compiling them, where they are not cached, takes seconds.
 
     Raises:
         KernelsMissingError: without a C++ compiler, with one that fails, or on a processor they are not written for.
@@ -168,7 +168,7 @@ def kernels() -> Kernels:
 
 
 def kernels_for(numbers: Tensor) -> Kernels | None:
-    """The kernels for float32 on a CPU, where somebody has made or loaded them already: a model that is compiled.
+    """Return the kernels for float32 on a CPU, where a model with native kernels has loaded them already.
 
     They are those of the process. Draws are the same as without them, and so are laws but for rounding: top-p adds up
     shares in float64 where torch does so in float32.
@@ -201,7 +201,7 @@ def compiles(wanted: Compile) -> bool:
 
 @functools.cache
 def _kernels() -> Kernels | str:
-    """The kernels, or why there are none: nobody is told twice."""
+    """Load once; return the kernels or the reason they are unavailable."""
     try:
         return _found()
     except KernelsMissingError as error:
@@ -221,7 +221,7 @@ def _found() -> Kernels:
 
 
 def _library(command: tuple[str, ...], version: str) -> ctypes.CDLL:
-    """The library that ``command`` makes, from the cache where it is there and intact."""
+    """Return the library that ``command`` makes, from the cache where it is there and intact."""
     with suppress(CacheError):  # a user without a home
         folder = root() / "kernels"
         try:
@@ -244,7 +244,7 @@ def _library(command: tuple[str, ...], version: str) -> ctypes.CDLL:
 
 
 def _kept(command: tuple[str, ...], kept: Path, scratch: Path) -> ctypes.CDLL:
-    """The library ``kept``, made in ``scratch`` where it is not intact; one that does not load is not kept.
+    """Return the library ``kept``, made in ``scratch`` where it is not intact; one that does not load is not kept.
 
     Two processes that make it at once both move a whole library into place. Should they differ, the next process finds
     the digest of the other one, and makes it anew.
@@ -267,7 +267,7 @@ def _manifest(library: Path) -> Path:
 
 
 def _build(command: tuple[str, ...], folder: Path) -> Path:
-    """The library, in ``folder``. It is linked without an OpenMP: torch's is there, and two would have two teams."""
+    """Build the library in ``folder``, linked without an OpenMP: torch's is there, and two would have two teams."""
     compiled, linked = folder / "kernels.o", folder / "kernels.so"
     linker = command[: len(command) - len(_FLAGS) - len(_instructions())]
     steps: list[list[str | Path]] = [
@@ -285,7 +285,7 @@ def _build(command: tuple[str, ...], folder: Path) -> Path:
 
 
 def _compiler() -> tuple[str, ...] | None:
-    """The words that begin a compiler's command."""
+    """Return the words that begin a compiler's command."""
     named = shlex.split(os.environ.get("CXX", ""))
     names = [named] if named else [[name] for name in _COMPILERS]
     return next(((found, *rest) for name, *rest in names if (found := shutil.which(name))), None)

@@ -56,7 +56,7 @@ def grouped_sdpa(
 
     Returns ``[B, F, H, D_v]`` and no weights. Raises ``ValueError`` for terms that it does not compute.
     """
-    _expect_known(options)
+    _check_known(options)
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if attention_mask is None:
         mixed = scaled_dot_product_attention(
@@ -78,7 +78,7 @@ def grouped_sdpa(
     return mixed.transpose(1, 2).contiguous(), None
 
 
-def _expect_known(options: Mapping[str, Any]) -> None:
+def _check_known(options: Mapping[str, Any]) -> None:
     if unknown := [name for name in ("softcap", "position_bias", "s_aux") if options.get(name) is not None]:
         raise ValueError(f"{GROUPED_SDPA} does not compute {', '.join(unknown)}; use the model's eager attention")
 
@@ -172,7 +172,7 @@ def compiled_sdpa(
     fits &= heads % key.shape[1] == 0 and not dropout
     if attention_mask is None or attention_mask.shape[1] != 1 or not is_plain or not fits:
         return grouped_sdpa(module, query, key, value, attention_mask, dropout, scaling, **options)
-    _expect_known(options)
+    _check_known(options)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     return kernels().attention(query, key, value, attention_mask, scale), None
 

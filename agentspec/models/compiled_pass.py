@@ -101,7 +101,7 @@ class CompiledPass:
         layers = self._layers.over(cache)
         if layers is None or not self._direct.is_whole or not all(is_untouched(part) for *_, part in self._links):
             return None
-        _expect_within(feeds, cache, self._around_layers[0].num_embeddings)
+        _check_within(feeds, cache, self._around_layers[0].num_embeddings)
         counts, asked = [len(feed.tokens) for feed in feeds], [feed.last for feed in feeds]
         live = max(feed.start + count for feed, count in zip(feeds, counts, strict=True))
         self._around.cosines, self._around.sines = self._angles.reaching(live)
@@ -151,7 +151,7 @@ def _place(weight: Tensor | None) -> tuple[int, torch.dtype] | None:
     return None if weight is None else (weight.data_ptr(), weight.dtype)
 
 
-def _expect_within(feeds: Sequence[Feed], cache: RaggedKV, ids: int) -> None:
+def _check_within(feeds: Sequence[Feed], cache: RaggedKV, ids: int) -> None:
     """Raise ``IndexError`` for feeds that would be read or written outside of the embeddings or the cache."""
     for feed in feeds:
         end, tokens = feed.start + len(feed.tokens), feed.tokens or [0]

@@ -15,7 +15,7 @@ class BudgetWarning(UserWarning):
     """A run took longer than its budget."""
 
 
-def expect_budget(budget_s: float | None, on_over_budget: str) -> None:
+def check_budget_settings(budget_s: float | None, on_over_budget: str) -> None:
     """Raise for settings that make no sense.
 
     Raises:

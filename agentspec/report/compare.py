@@ -127,9 +127,9 @@ def compare(a: Sequence[RunRecord], b: Sequence[RunRecord], only: str | None = N
         of_a, of_b = _by_measure(a), _by_measure(b)
         ratios = [_unpaired(name, of_a[name], of_b[name]) for name in of_a if name in of_b and only in (None, name)]
         return Comparison(None, "Welch's interval on logarithms, unpaired", CONFIDENCE, ratios)
-    told = [(measures(one), measures(other)) for one, other in pairs]
-    names = dict.fromkeys(name for one, other in told for name in one if name in other and only in (None, name))
-    ratios = [_paired(name, [(x[name], y[name]) for x, y in told if name in x and name in y]) for name in names]
+    measured = [(measures(one), measures(other)) for one, other in pairs]
+    names = dict.fromkeys(name for one, other in measured for name in one if name in other and only in (None, name))
+    ratios = [_paired(name, [(x[name], y[name]) for x, y in measured if name in x and name in y]) for name in names]
     return Comparison(paired_by, "Student's interval on logarithms of paired ratios", CONFIDENCE, ratios)
 
 

@@ -21,17 +21,17 @@ class Call:
     """Something that took time. Seconds are those of a monotonic clock; ``ended`` is None while it goes on.
 
     Args:
-        id: under which it was told.
+        id: under which it was reported.
         kind: "chain" for whatever is neither model nor tool.
         name: of the model, tool or chain.
         started: when it began.
         ended: when it was over.
-        parent: id of the call that it is part of; one that nobody told of is no part of anything.
+        parent: id of the call that it is part of; an unknown one is no part of anything.
         task: names the execution of a graph's node that it is part of.
         node: name of that node.
-        first_token: when the first token came, where that was told.
+        first_token: when the first token came, where that was reported.
         tokens: of a model, so far.
-        streamed: whether tokens were told to callbacks while they came.
+        streamed: whether tokens were sent to callbacks as they came.
         acceptance_rate: of the drafts of a model, so far, where it tells.
         steps: of a model's samples, where it tells of them.
         asked: ids of the tool calls that a model asked for.
@@ -79,16 +79,16 @@ class _Turn:
         return self.models[0].started
 
 
-def fold(calls: Sequence[Call], started: float, ended: float, **told: Any) -> RunRecord:
+def fold(calls: Sequence[Call], started: float, ended: float, **fields: Any) -> RunRecord:
     """Return a run of these calls.
 
     Args:
         calls: in the order they began.
         started: when the run began, on the clock of the calls.
         ended: when it was over.
-        told: further fields of ``RunRecord``.
+        fields: further fields of ``RunRecord``.
     """
-    return _Fold(calls, started, ended).run(**told)
+    return _Fold(calls, started, ended).run(**fields)
 
 
 class _Fold:
@@ -98,10 +98,10 @@ class _Fold:
         self._by_id = {call.id: call for call in calls}
         self._owners = {call.id: self._enclosing_tool(call) for call in calls}
 
-    def run(self, **told: Any) -> RunRecord:
+    def run(self, **fields: Any) -> RunRecord:
         """Return the whole run."""
         iterations, tools = self._part(None, self._started, self._ended)
-        values: dict[str, Any] = {**told, **self._shares(None, self._started, self._ended)}
+        values: dict[str, Any] = {**fields, **self._shares(None, self._started, self._ended)}
         record = RunRecord(total_s=self._ended - self._started, iterations=iterations, tools=tools, **values)
         return record.model_copy(update={"gain": run_gain(record)})
 
@@ -242,7 +242,7 @@ def _any_between(tools: Sequence[Call], begin: float, end: float) -> bool:
 
 
 def _ttft(call: Call, steps: Sequence[Step]) -> float | None:
-    """To the first token that was told, or else to the first one that a step says it had."""
+    """Return the seconds to the first token that was sent, or else to the first that a step reports."""
     if call.first_token is not None:
         return call.first_token - call.started
     return min((step.ttft_s for step in steps), default=None)

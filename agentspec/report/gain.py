@@ -75,8 +75,10 @@ class _Rounds:
         for step in self.steps:
             for width, cost in step.verify_costs.items():
                 costs[width].append(cost)
-        told = [(step.plain_pass_s, step.rounds) for step in self.steps if step.plain_pass_s is not None]
-        return plain_pass({w: (sum(c.rounds for c in of), sum(c.seconds for c in of)) for w, of in costs.items()}, told)
+        reported = [(step.plain_pass_s, step.rounds) for step in self.steps if step.plain_pass_s is not None]
+        return plain_pass(
+            {w: (sum(c.rounds for c in of), sum(c.seconds for c in of)) for w, of in costs.items()}, reported
+        )
 
     @property
     def plain_s(self) -> float | None:
@@ -97,7 +99,7 @@ class _Pass:
     source: PassSource
 
 
-def plain_pass(costs: Mapping[int, tuple[int, float]], told: Sequence[tuple[float, int]] = ()) -> _Pass | None:
+def plain_pass(costs: Mapping[int, tuple[int, float]], reported: Sequence[tuple[float, int]] = ()) -> _Pass | None:
     """Return the seconds of a target pass over one token.
 
     The mean of the rounds of width 1, where there are enough of them; what the engine says; the mean of fewer. Without
@@ -106,12 +108,12 @@ def plain_pass(costs: Mapping[int, tuple[int, float]], told: Sequence[tuple[floa
 
     Args:
         costs: ``{width: (rounds, seconds of all of them)}``.
-        told: seconds of a plain pass by the engine's table of costs, and the rounds that this is known from.
+        reported: seconds of a plain pass by the engine's table of costs, and the rounds that this is known from.
     """
     known = {width: (rounds, seconds) for width, (rounds, seconds) in costs.items() if rounds}
     rounds, seconds = known.get(1, (0, 0.0))
-    if told and rounds < _ENOUGH_ROUNDS:
-        return _Pass(sum(s * n for s, n in told) / sum(n for _, n in told), "engine")
+    if reported and rounds < _ENOUGH_ROUNDS:
+        return _Pass(sum(s * n for s, n in reported) / sum(n for _, n in reported), "engine")
     if rounds:
         return _Pass(seconds / rounds, "measured")
     if not known:

@@ -15,7 +15,7 @@ from agentspec.runtime.threads import lock_of
 class Recorder:
     """The calls of one run. Telling it the same twice changes nothing; after ``close`` nothing does.
 
-    May be told from several threads. ``lock_of`` gives the lock, as it is renewed in a forked child.
+    Several threads may report to it. ``lock_of`` gives the lock, as it is renewed in a forked child.
 
     Args:
         name: of the run.
@@ -41,15 +41,17 @@ class Recorder:
         self._error: str | None = None
         self._started = self._ended = clock()
 
-    def begin(self, id: Any, kind: Kind, name: str, parent: Any = None, **told: Any) -> None:
-        """Record that a call begins; ``told`` are further fields of ``Call``."""
+    def begin(self, id: Any, kind: Kind, name: str, parent: Any = None, **fields: Any) -> None:
+        """Record that a call begins; ``fields`` are further fields of ``Call``."""
         with lock_of(self):
             if not self.is_closed and id not in self._calls:
                 self._ended = self.clock()
-                self._calls[id] = Call(id, kind, name, self._ended, parent=parent, began_at=self._time_of_day(), **told)
+                self._calls[id] = Call(
+                    id, kind, name, self._ended, parent=parent, began_at=self._time_of_day(), **fields
+                )
 
     def token(self, id: Any, tokens: int | None = None, acceptance_rate: float | None = None) -> None:
-        """Text of a model was told to callbacks; ``tokens`` is how many there are so far, one more where not known."""
+        """Record text that was sent to callbacks; ``tokens`` is how many there are, one more where not known."""
         with self._going_on(id) as call:
             if call is not None:
                 call.streamed, call.acceptance_rate = True, acceptance_rate
@@ -74,14 +76,14 @@ class Recorder:
                 call.first_token = self.clock()
             yield call
 
-    def end(self, id: Any, error: str | None = None, **told: Any) -> None:
-        """Record the end of a call; ``told`` are further fields of ``Call``."""
+    def end(self, id: Any, error: str | None = None, **fields: Any) -> None:
+        """Record the end of a call; ``fields`` are further fields of ``Call``."""
         with lock_of(self):
             call = self._calls.get(id)
             if call is None or call.ended is not None:
                 return
             call.ended, call.error = self.clock(), error
-            for name, value in told.items():
+            for name, value in fields.items():
                 setattr(call, name, value)
             self._ended = call.ended
 

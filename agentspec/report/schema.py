@@ -33,9 +33,9 @@ class Phases(Record):
     prefill_s: float = Field(description="the target read what was new to it of the prompt")
     draft_prefill_s: float = Field(description="the drafters read what was new to them of the prompt")
     draft_s: float = Field(description="tokens were drafted, masks not counted")
-    mask_s: float = Field(description="a grammar said what may come next")
+    mask_s: float = Field(description="a grammar's masks of legal tokens")
     verify_s: float = Field(description="the target's passes over drafted blocks")
-    sample_s: float = Field(description="laws, verdicts and the commit of tokens")
+    sample_s: float = Field(description="distributions, acceptance and the commit of tokens")
     detokenize_s: float = Field(description="ids to text")
     other_s: float = Field(description="the rest: rounds of others, grammars compiled, threads, LangChain's own work")
 
@@ -104,7 +104,7 @@ class Theory(Record):
     """
 
     alpha: float = Field(
-        description="share of examined drafted tokens that were accepted (tokens behind a rejection were not examined)"
+        description="share of examined drafted tokens that were accepted (tokens after a rejection were not examined)"
     )
     gamma: float = Field(description="mean drafted tokens per round, forced ones left out")
     c: float = Field(description="seconds of a drafted token over seconds of a plain pass of the target")
@@ -160,7 +160,7 @@ class ModelCall(Record):
     start_s: float = Field(description="from the start of the run")
     seconds: float = Field(description="how long it took")
     ttft_s: float | None = Field(default=None, description="from the start of the call to its first token")
-    streamed: bool = Field(default=False, description="whether tokens were told while they came")
+    streamed: bool = Field(default=False, description="whether tokens were sent as they came")
     cached: bool = Field(
         default=False,
         description="a cache gave the answer: seconds are those of finding it, no step counts",
@@ -170,7 +170,7 @@ class ModelCall(Record):
     output_tokens: int | None = Field(default=None, description="of the answer, where the model says so")
     finish_reason: str | None = None
     phases: Phases | None = Field(default=None, description="None for models that do not say")
-    step: Step | None = Field(default=None, description="of the sample that took longest; None where not told")
+    step: Step | None = Field(default=None, description="of the sample that took longest; None where not reported")
     other_samples: list[Step] = Field(default_factory=list, description="of the other samples (n > 1)")
     gain: Gain | None = Field(default=None, description="None where no step is known")
 

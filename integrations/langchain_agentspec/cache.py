@@ -71,6 +71,6 @@ def _read(value: dict[str, Any]) -> Generation:
     return ChatGeneration(message=message, generation_info=value["generation_info"])
 
 
-def _marked(told: dict[str, Any] | None) -> dict[str, Any] | None:
+def _marked(metadata: dict[str, Any] | None) -> dict[str, Any] | None:
     """Return a step's metadata without counts and seconds, which are those of an earlier call."""
-    return {**told, "agentspec": {"cached": True}} if told and "agentspec" in told else told
+    return {**metadata, "agentspec": {"cached": True}} if metadata and "agentspec" in metadata else metadata

@@ -20,21 +20,21 @@ class CountedChunk(ChatGenerationChunk):
     acceptance_rate: float | None = Field(default=None, exclude=True)
 
 
-def began(kind: Kind, serialized: Mapping[str, Any] | None, told: Mapping[str, Any]) -> dict[str, Any]:
+def began(kind: Kind, serialized: Mapping[str, Any] | None, keywords: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is known of a call when it begins.
 
     Args:
         kind: of the call.
         serialized: what was called.
-        told: the callback's further keywords.
+        keywords: the callback's further keywords.
     """
-    metadata = told.get("metadata") or {}
-    name = told.get("name") or (serialized or {}).get("name") or kind
+    metadata = keywords.get("metadata") or {}
+    name = keywords.get("name") or (serialized or {}).get("name") or kind
     node = {"node": metadata.get("langgraph_node"), "task": metadata.get("langgraph_checkpoint_ns")}
     if kind == "model":
         model = metadata.get("ls_model_name") or name
         return {"name": str(model), "provider": metadata.get("ls_provider"), **node}
-    return {"name": str(name), "tool_call_id": told.get("tool_call_id"), **node}
+    return {"name": str(name), "tool_call_id": keywords.get("tool_call_id"), **node}
 
 
 def answer(response: LLMResult) -> dict[str, Any]:
@@ -42,22 +42,22 @@ def answer(response: LLMResult) -> dict[str, Any]:
     generations = [generation for samples in response.generations for generation in samples]
     metadata = [_metadata(generation) for generation in generations]
     messages = list(_messages(generations))
-    own = [told["agentspec"] for told in metadata if isinstance(told.get("agentspec"), Mapping)]
-    reasons = [reason for told in metadata if isinstance(reason := told.get("finish_reason"), str)]
+    own = [each["agentspec"] for each in metadata if isinstance(each.get("agentspec"), Mapping)]
+    reasons = [reason for each in metadata if isinstance(reason := each.get("finish_reason"), str)]
     asked = [call.get("id") for message in messages for call in [*message.tool_calls, *message.invalid_tool_calls]]
     return {
-        "steps": [step for told in own if (step := _step(told)) is not None],
-        "cached": any(told.get("cached", False) for told in own),
+        "steps": [step for each in own if (step := _step(each)) is not None],
+        "cached": any(each.get("cached", False) for each in own),
         "asked": frozenset(id for id in asked if id is not None),
         "finish_reason": reasons[0] if reasons else None,
         **_usage(messages, own),
     }
 
 
-def _step(told: Mapping[str, Any]) -> Step | None:
+def _step(values: Mapping[str, Any]) -> Step | None:
     """Return a step; None for one that another version wrote otherwise."""
     try:
-        return Step.model_validate(told)
+        return Step.model_validate(values)
     except ValidationError:
         return None
 
@@ -77,9 +77,9 @@ def _messages(generations: list[Generation]) -> Iterator[AIMessage]:
 def _usage(messages: list[AIMessage], own: list[Mapping[str, Any]]) -> dict[str, int | None]:
     """Tokens read and written; the prompt of several samples is one."""
     usage = [message.usage_metadata for message in messages if message.usage_metadata]
-    told = [(counts["input_tokens"], counts["output_tokens"]) for counts in usage]
-    told = told or [(counts["prompt_tokens"], counts["new_tokens"]) for counts in own if "new_tokens" in counts]
+    counted = [(counts["input_tokens"], counts["output_tokens"]) for counts in usage]
+    counted = counted or [(counts["prompt_tokens"], counts["new_tokens"]) for counts in own if "new_tokens" in counts]
     return {
-        "input_tokens": max((read for read, _ in told), default=None),
-        "output_tokens": sum(written for _, written in told) if told else None,
+        "input_tokens": max((read for read, _ in counted), default=None),
+        "output_tokens": sum(written for _, written in counted) if counted else None,
     }

@@ -16,7 +16,7 @@ from langchain_core.tracers.context import register_configure_hook
 
 from agentspec import Delta
 from agentspec.report import AgentRun, Recorder
-from agentspec.report.budget import OnOverBudget, check_budget, expect_budget
+from agentspec.report.budget import OnOverBudget, check_budget, check_budget_settings
 from agentspec.report.fold import Kind
 from agentspec.report.views.live import following
 from langchain_agentspec.callback_events import CountedChunk, answer, began
@@ -31,7 +31,7 @@ class LatencyHandler(BaseCallbackHandler):
 
     Args:
         name: of the run.
-        recorders: of the runs that are told; None for one of its own.
+        recorders: of the runs to record; None for one of its own.
     """
 
     run_inline = True  # on the caller's thread, so that the clock is read when things happen
@@ -107,14 +107,14 @@ class LatencyHandler(BaseCallbackHandler):
         self._end(run_id, error)
 
     def _begin(self, run_id: UUID, kind: Kind, serialized: dict[str, Any] | None, kwargs: dict[str, Any]) -> None:
-        told = began(kind, serialized, kwargs)
+        fields = began(kind, serialized, kwargs)
         for recorder in self.recorders:
-            recorder.begin(run_id, kind, parent=kwargs.get("parent_run_id"), **told)
+            recorder.begin(run_id, kind, parent=kwargs.get("parent_run_id"), **fields)
 
-    def _end(self, run_id: UUID, error: BaseException | str | None = None, **told: Any) -> None:
-        said = error if error is None or isinstance(error, str) else repr(error)
+    def _end(self, run_id: UUID, error: BaseException | str | None = None, **fields: Any) -> None:
+        text = error if error is None or isinstance(error, str) else repr(error)
         for recorder in self.recorders:
-            recorder.end(run_id, said, **told)
+            recorder.end(run_id, text, **fields)
 
 
 register_configure_hook(_tracker, inheritable=True)
@@ -186,7 +186,7 @@ def track_latency(
             agent.invoke(...)
         run.print()
     """
-    expect_budget(budget_s, on_over_budget)
+    check_budget_settings(budget_s, on_over_budget)
     return LatencyTracker(lambda: Recorder(name, budget_s, clock), on_over_budget, live)
 
 
@@ -199,9 +199,9 @@ def follower(run_manager: Any) -> Callable[[Delta], Delta]:
     handlers = [h for h in getattr(run_manager, "handlers", ()) if isinstance(h, LatencyHandler)]
     recorders = dict.fromkeys(recorder for handler in handlers for recorder in handler.recorders)
 
-    def tell(delta: Delta) -> Delta:
+    def send(delta: Delta) -> Delta:
         for recorder in recorders:
             recorder.progress(run_manager.run_id, len(delta.tokens), delta.acceptance_rate)
         return delta
 
-    return tell
+    return send

@@ -26,13 +26,13 @@ from langchain_agentspec.settings import STRICT, ModelSettings, canonical, check
 from langchain_agentspec.structured_output import (
     answer_parser,
     call_parser,
+    check_valid,
     chosen_tools,
     core_errors,
-    expect_valid,
     returned,
     structured,
 )
-from langchain_agentspec.tools import described, json_schema_of, told_schema, tool_of
+from langchain_agentspec.tools import described, json_schema_of, tool_of, tracer_schema
 
 
 class ChatAgentSpec(ModelSettings, BaseChatModel):
@@ -85,13 +85,13 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         named = canonical(kwargs)
         settings = {name: named.get(name) for name in ("model", "temperature", "max_tokens")}
-        told = {name: getattr(self, name) if value is None else value for name, value in settings.items()}
+        current = {name: getattr(self, name) if value is None else value for name, value in settings.items()}
         return LangSmithParams(
             ls_provider="agentspec",
-            ls_model_name=told["model"],
+            ls_model_name=current["model"],
             ls_model_type="chat",
-            ls_temperature=told["temperature"],
-            ls_max_tokens=told["max_tokens"],
+            ls_temperature=current["temperature"],
+            ls_max_tokens=current["max_tokens"],
             ls_stop=stop or named.get("stop") or self.stop,
         )
 
@@ -181,7 +181,7 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
             parsed=True,
             ls_structured_output_format={
                 "kwargs": {"method": method},
-                "schema": told_schema(wanted if schema is None else schema),
+                "schema": tracer_schema(wanted if schema is None else schema),
             },
             **kwargs,
         )
@@ -205,7 +205,7 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
         call = self._prepare(messages, stop, kwargs)
         makers = call.makers()
         with core_errors():
-            check = returned if kwargs.get("parsed") else expect_valid
+            check = returned if kwargs.get("parsed") else check_valid
             deltas = map(check, map(follower(run_manager), call.engine.stream(call.request, PROGRESS_S)))
             chunks = [(delta.index, makers[delta.index].chunk(delta)) for delta in deltas]
         return to_result(chunks, len(makers))
@@ -221,7 +221,7 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
         maker = call.makers()[0]
         with core_errors():
             for delta in call.engine.stream(call.request):
-                yield from shown(maker, maker.chunk(expect_valid(delta)), delta)
+                yield from shown(maker, maker.chunk(check_valid(delta)), delta)
 
     async def _agenerate(
         self,
@@ -233,9 +233,9 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
         call = await asyncio.to_thread(self._prepare, messages, stop, kwargs)
         makers = call.makers()
         with core_errors():
-            check, tell = returned if kwargs.get("parsed") else expect_valid, follower(run_manager)
+            check, send = returned if kwargs.get("parsed") else check_valid, follower(run_manager)
             async with aclosing(call.engine.astream(call.request, PROGRESS_S)) as deltas:
-                chunks = [(delta.index, await makers[delta.index].achunk(check(tell(delta)))) async for delta in deltas]
+                chunks = [(delta.index, await makers[delta.index].achunk(check(send(delta)))) async for delta in deltas]
         return to_result(chunks, len(makers))
 
     async def _astream(
@@ -250,7 +250,7 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
         with core_errors():
             async with aclosing(call.engine.astream(call.request)) as deltas:
                 async for delta in deltas:
-                    message = await maker.achunk(expect_valid(delta))
+                    message = await maker.achunk(check_valid(delta))
                     for chunk in shown(maker, message, delta):
                         yield chunk
 
@@ -268,15 +268,15 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
         if sample is not None:
             settings = sample.settings(settings)
         stops = stop if stop is not None else kwargs.get("stop") or self.stop
-        engine, family = self.engine_of(settings["model"]), sample.family if sample else None
-        return prepare(engine, messages, settings, stops, kwargs, self.dialect, family)
+        engine, group = self.engine_of(settings["model"]), sample.group if sample else None
+        return prepare(engine, messages, settings, stops, kwargs, self.dialect, group)
 
     def _generate_with_cache(self, *arguments: Any, **kwargs: Any) -> ChatResult:
-        return BaseChatModel._generate_with_cache(self._asked(), *arguments, **kwargs)
+        return BaseChatModel._generate_with_cache(self._of_sample(), *arguments, **kwargs)
 
     async def _agenerate_with_cache(self, *arguments: Any, **kwargs: Any) -> ChatResult:
-        return await BaseChatModel._agenerate_with_cache(self._asked(), *arguments, **kwargs)
+        return await BaseChatModel._agenerate_with_cache(self._of_sample(), *arguments, **kwargs)
 
-    def _asked(self) -> ChatAgentSpec:
+    def _of_sample(self) -> ChatAgentSpec:
         """Return this model; without its cache for one of several samples, which must be drawn anew."""
         return self if current_sample.get() is None else self.model_copy(update={"cache": False})

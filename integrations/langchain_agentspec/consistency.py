@@ -159,9 +159,9 @@ class SelfConsistency(Runnable[Any, Any]):
     async def vote(self, ask: Ask, config: RunnableConfig | None = None) -> ConsistencyResult:
         """Draw samples by ``ask`` until the vote is decided."""
         started = time.perf_counter()
-        family = uuid.uuid4().hex
+        group = uuid.uuid4().hex
         wants_logprobs = self.aggregate == "weighted" or self.tie == "logprob"
-        contexts = [Sample(i, self.k, self.seed, family, wants_logprobs) for i in range(self.k)]
+        contexts = [Sample(i, self.k, self.seed, group, wants_logprobs) for i in range(self.k)]
         pending = {within(sample, self._sampled(ask, sample, config)) for sample in contexts}
         done: list[Sampled] = []
         try:

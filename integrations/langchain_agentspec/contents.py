@@ -61,7 +61,7 @@ def _text_of(block: Any, is_answer: bool) -> str | None:
         raise InvalidRequestError(f"A content block is text or a dict, got {shown(block)}.")
     kind = block.get("type") or next((name for name in ("text", "cachePoint") if name in block), None)
     if kind in TEXTS and not (kind == "text-plain" and "text" not in block):
-        return _expect_text(block.get(TEXTS[kind]), kind)
+        return _check_text(block.get(TEXTS[kind]), kind)
     if kind == "non_standard" and isinstance(block.get("value"), Mapping) and "type" in block["value"]:
         return _text_of(block["value"], is_answer)
     if kind in BESIDE_TEXT or kind in CALLS or (is_answer and isinstance(kind, str) and kind not in MEDIA):
@@ -69,7 +69,7 @@ def _text_of(block: Any, is_answer: bool) -> str | None:
     raise InvalidRequestError(f"Only text can be read by this model, got a content block of type {shown(kind)}.")
 
 
-def _expect_text(text: Any, kind: str) -> str:
+def _check_text(text: Any, kind: str) -> str:
     if text is not None and not isinstance(text, str):
         raise InvalidRequestError(f"A content block of type {shown(kind)} holds text, got {shown(text)}.")
     return text or ""

@@ -52,17 +52,17 @@ class AgentSpecLLM(ModelSettings, BaseLLM):
 
     def generate(self, prompts: list[str], stop: list[str] | None = None, *arguments: Any, **kwargs: Any) -> LLMResult:
         """As of any LLM. Settings of the call are part of what a cache of answers goes by."""
-        told, stops, others = self._told(stop, kwargs)
-        return BaseLLM.generate(told, prompts, stops, *arguments, **others)
+        llm, stops, others = self._with_settings(stop, kwargs)
+        return BaseLLM.generate(llm, prompts, stops, *arguments, **others)
 
     async def agenerate(
         self, prompts: list[str], stop: list[str] | None = None, *arguments: Any, **kwargs: Any
     ) -> LLMResult:
         """As ``generate``, for an event loop."""
-        told, stops, others = self._told(stop, kwargs)
-        return await BaseLLM.agenerate(told, prompts, stops, *arguments, **others)
+        llm, stops, others = self._with_settings(stop, kwargs)
+        return await BaseLLM.agenerate(llm, prompts, stops, *arguments, **others)
 
-    def _told(
+    def _with_settings(
         self, stop: list[str] | None, kwargs: dict[str, Any]
     ) -> tuple[AgentSpecLLM, list[str] | None, dict[str, Any]]:
         """Return this model with the settings of a call as its own, the stop strings, and the other keywords."""

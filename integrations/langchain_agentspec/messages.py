@@ -56,7 +56,7 @@ def _to_chat(message: BaseMessage) -> dict[str, Any]:
         chat["tool_calls"] = calls
     if isinstance(message, AIMessage) and (reasoning := reasoning_of(message)):
         chat["reasoning_content"] = reasoning
-    if isinstance(message, AIMessage) and (ids := _told(message).get("token_ids")):
+    if isinstance(message, AIMessage) and (ids := _own_metadata(message).get("token_ids")):
         chat["token_ids"] = ids
     if isinstance(message, ToolMessage):
         chat["tool_call_id"] = message.tool_call_id
@@ -65,10 +65,10 @@ def _to_chat(message: BaseMessage) -> dict[str, Any]:
     return chat
 
 
-def _told(message: AIMessage) -> dict[str, Any]:
+def _own_metadata(message: AIMessage) -> dict[str, Any]:
     """Return this package's metadata of a message; {} for the messages of others, and for metadata of another form."""
-    told = message.response_metadata.get("agentspec")
-    return told if isinstance(told, dict) else {}
+    found = message.response_metadata.get("agentspec")
+    return found if isinstance(found, dict) else {}
 
 
 class ChunkMaker:
@@ -143,7 +143,7 @@ class ChunkMaker:
     def _metadata(
         self, finish_reason: str, stats: StepStats, invalid: str | None, reasons: dict[str, str]
     ) -> dict[str, Any]:
-        told = {
+        reported = {
             "token_ids": self._own_ids(self._text, self._tokens, self._content),
             "invalid": invalid,
             "checked_tools": [tool.to_dict() for tool in self._checked],
@@ -154,7 +154,7 @@ class ChunkMaker:
             "model_name": self._model_name,
             "model_provider": "agentspec",
             "agentspec": stats.after(self._template_s).to_dict()
-            | {name: value for name, value in told.items() if value},
+            | {name: value for name, value in reported.items() if value},
         }
         if self._logprobs:
             metadata["logprobs"] = {"content": [self._logprob(entry) for entry in self._logprobs]}

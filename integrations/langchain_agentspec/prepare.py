@@ -73,7 +73,7 @@ def prepare(
     stop: Sequence[str],
     bound: Mapping[str, Any],
     dialect: str | None,
-    family: str | None = None,
+    group: str | None = None,
 ) -> Prepared:
     """Prepare a call as a request.
 
@@ -84,7 +84,7 @@ def prepare(
         stop: strings that end the text.
         bound: values for some of ``BOUND``.
         dialect: of calls; None for the chat template's.
-        family: of requests that look at each other's text for drafts.
+        group: of requests that look at each other's text for drafts.
 
     Raises:
         InvalidRequestError: for settings, messages, tools or formats that cannot be served.
@@ -116,7 +116,7 @@ def prepare(
         grammar,
         **decoding(settings),
         grammar_engine=settings["grammar_engine"],
-        group=family,
+        group=group,
         validate=settings["validate_output"] and grammar is not None and grammar.kind == "json_schema",
     )
     parser = functools.partial(chat.parser, prompt, offered, has_final=final is not None, thought=thought)

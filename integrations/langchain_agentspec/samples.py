@@ -24,14 +24,14 @@ class Sample:
         index: of the sample.
         count: how many there are.
         seed: of all of them; None for the model's own.
-        family: requests of one family look at each other's text for drafts.
+        group: requests of one group look at each other's text for drafts.
         wants_logprobs: whether messages should say how likely their tokens were.
     """
 
     index: int
     count: int
     seed: int | None = None
-    family: str = field(default_factory=lambda: uuid.uuid4().hex)
+    group: str = field(default_factory=lambda: uuid.uuid4().hex)
     wants_logprobs: bool = False
 
     def settings(self, settings: dict[str, Any]) -> dict[str, Any]:

@@ -69,7 +69,7 @@ async def aexpand(
     asked = []
     for prefix in prefixes:
         first = Sample(0, k, seed)
-        samples = [Sample(i, k, seed, first.family) for i in range(k)]
+        samples = [Sample(i, k, seed, first.group) for i in range(k)]
         asked.append([within(sample, model.ainvoke(prefix, config)) for sample in samples])
     tasks = [task for row in asked for task in row]
     try:

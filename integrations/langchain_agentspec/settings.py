@@ -1,4 +1,4 @@
-"""What a model of this package can be told: the fields that the chat model and the plain model share."""
+"""The settings of a model of this package: the fields that the chat model and the plain model share."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class ModelSettings(BaseModel):
             return values
         values = canonical(values)
         fields = cls.model_fields
-        _expect_known(values, {*fields, *(str(field.alias) for field in fields.values() if field.alias)}, "the model")
+        _check_known(values, {*fields, *(str(field.alias) for field in fields.values() if field.alias)}, "the model")
         return {
             name: value
             for name, value in values.items()
@@ -245,10 +245,10 @@ def check_keywords(keywords: Iterable[str], known: Sequence[str]) -> None:
     Raises:
         InvalidRequestError: naming those that are not, and all that are.
     """
-    _expect_known(keywords, {*known, "stop"}, "a call")
+    _check_known(keywords, {*known, "stop"}, "a call")
 
 
-def _expect_known(names: Iterable[str], known: Collection[str], whose: str) -> None:
+def _check_known(names: Iterable[str], known: Collection[str], whose: str) -> None:
     unknown = sorted(set(names) - set(known))
     if not unknown:
         return
@@ -267,7 +267,7 @@ def sampling(settings: Mapping[str, Any], stop: Sequence[str], **others: Any) ->
     Raises:
         InvalidRequestError: for a value outside its range.
     """
-    # The model's own probabilities: those of a greedy law would all be 1.
+    # The model's own probabilities: those of a greedy distribution would all be 1.
     stops = (stop,) if isinstance(stop, str) else tuple(stop)
     return SamplingParams(**{name: settings[name] for name in SAMPLING}, stop=stops, raw_logprobs=True, **others)
 

@@ -144,7 +144,7 @@ def core_errors() -> Iterator[None]:
         raise CallTimeoutError(str(error)) from error
 
 
-def expect_valid(delta: Delta) -> Delta:
+def check_valid(delta: Delta) -> Delta:
     """Return the delta.
 
     Raises:
@@ -169,7 +169,7 @@ class WholeJsonParser(JsonOutputParser):
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
         """Return the value; while streaming (``partial``), what there is of it."""
-        _expect_whole(result, partial)
+        _check_whole(result, partial)
         return super().parse_result(result, partial=partial)
 
 
@@ -178,11 +178,11 @@ class WholePydanticParser(PydanticOutputParser[Any]):
 
     def parse_result(self, result: list[Generation], *, partial: bool = False) -> Any:
         """Return the instance."""
-        _expect_whole(result, partial)
+        _check_whole(result, partial)
         return super().parse_result(result, partial=partial)
 
 
-def _expect_whole(result: list[Generation], partial: bool) -> None:
+def _check_whole(result: list[Generation], partial: bool) -> None:
     if partial:
         return
     if isinstance(result[0], ChatGeneration):

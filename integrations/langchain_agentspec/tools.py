@@ -37,8 +37,8 @@ def described(tool: Any) -> Schema:
         formatted = _converted(tool)
         function = dict(formatted["function"])
         if (own := _own_schema(tool)) is not None:
-            known = own if isinstance(tool, Mapping) else _told(own, function.get("parameters"))
-            function["parameters"] = _told(known, _annotations(tool, {}))
+            known = own if isinstance(tool, Mapping) else _with_descriptions(own, function.get("parameters"))
+            function["parameters"] = _with_descriptions(known, _annotations(tool, {}))
         function = _clean(_without_nulls(function))
         to_json(function)
     except (TypeError, ValueError, AttributeError, KeyError, GrammarError) as error:
@@ -130,11 +130,11 @@ def resolved(root: Mapping[str, Any], ref: Any) -> Any:
     return part
 
 
-def _told(schema: Schema, other: Any) -> Schema:
+def _with_descriptions(schema: Schema, other: Any) -> Schema:
     """Add the descriptions that another form of a schema has (LangChain reads docstrings)."""
-    told = copy.deepcopy(schema)
-    _take_descriptions(told, other, told, ())
-    return told
+    described_schema = copy.deepcopy(schema)
+    _take_descriptions(described_schema, other, described_schema, ())
+    return described_schema
 
 
 def _take_descriptions(schema: Any, other: Any, root: Schema, above: tuple[Any, ...]) -> None:
@@ -170,26 +170,28 @@ def json_schema_of(schema: Any) -> Schema:
         return {"title": "Answer", "type": "object"}
     if not isinstance(schema, Mapping):
         made = {"title": getattr(schema, "__name__", "Answer"), **schema_of(schema)}
-        told = _as_langchain_tells_it(schema)
+        function = _as_langchain_describes(schema)
         target = resolved(made, made.get("$ref")) or {}
-        description = told.get("description") or target.get("description")
+        description = function.get("description") or target.get("description")
         about = {"description": description} if description else {}
-        return about | _told(_told(made, told.get("parameters")), _annotations(schema, {}))
+        return about | _with_descriptions(
+            _with_descriptions(made, function.get("parameters")), _annotations(schema, {})
+        )
     written: Schema = _without_nulls(schema)
     if written.keys() & {"function", "parameters", "input_schema"}:
         return convert_to_json_schema(written)
     return {"title": "Answer", **written}
 
 
-def _as_langchain_tells_it(schema: Any) -> Schema:
+def _as_langchain_describes(schema: Any) -> Schema:
     """Return a type as LangChain describes it as a function; {} where it cannot."""
     if not isinstance(schema, type):
         return {}
     try:
-        told: Schema = convert_to_openai_tool(schema)["function"]
+        function: Schema = convert_to_openai_tool(schema)["function"]
     except Exception:  # its conversion raises several kinds for types that it does not know
         return {}
-    return told
+    return function
 
 
 def _annotations(described: Any, known: dict[Any, Schema]) -> Schema:
@@ -213,8 +215,8 @@ def _annotation(hint: Any, known: dict[Any, Schema]) -> Schema:
     if typing.get_origin(hint) is not typing.Annotated:
         return _annotations(hint, known)
     kind, *about = typing.get_args(hint)
-    told = {"description": about[1]} if len(about) > 1 and isinstance(about[1], str) else {}
-    return {**_annotations(kind, known), **told}
+    description = {"description": about[1]} if len(about) > 1 and isinstance(about[1], str) else {}
+    return {**_annotations(kind, known), **description}
 
 
 def tool_of(schema: Mapping[str, Any] | type) -> Schema:
@@ -226,7 +228,7 @@ def tool_of(schema: Mapping[str, Any] | type) -> Schema:
     )
 
 
-def told_schema(schema: Any) -> Any:
+def tracer_schema(schema: Any) -> Any:
     """Return the schema for LangChain's tracers, which convert it in their own way: as it is, where they can."""
     try:
         convert_to_json_schema(schema)

@@ -41,7 +41,7 @@ from agentspec.models import as_language_model
 from agentspec.models.pass_cost import PassCost, measured
 from agentspec.report.gain import call_gain
 from agentspec.report.schema import Step
-from agentspec.report.views.terminal import told_gain
+from agentspec.report.views.terminal import describe_gain
 from agentspec.runtime.cache import DiskCache
 from agentspec.sequence import RequestGroup
 
@@ -504,4 +504,4 @@ def test_the_report_tells_of_a_draft_model_that_does_not_pay() -> None:
     gain = call_gain([Step.model_validate(chosen.to_dict())])
     assert gain is not None
     assert gain.remarks == (remark,)
-    assert remark in told_gain(gain)
+    assert remark in describe_gain(gain)

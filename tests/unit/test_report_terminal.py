@@ -12,7 +12,7 @@ from rich.console import Console
 
 from agentspec.report import Recorder, RunRecord, Step
 from agentspec.report.views.live import following, now
-from agentspec.report.views.terminal import bar, show, told_gain
+from agentspec.report.views.terminal import bar, describe_gain, show
 from agentspec.stats import RowStats, StepStats
 
 CYAN = "\x1b[36m"
@@ -118,11 +118,11 @@ def test_a_run_without_drafts_is_not_said_to_have_lost() -> None:
     record = example().record()
     assert record.gain is not None
     plain = record.gain.model_copy(update={"drafters": {}, "remarks": ("a draft model does not pay",)})
-    told = told_gain(plain)
+    told = describe_gain(plain)
     assert "nothing was drafted: this was plain decoding" in told
     assert "a draft model does not pay" in told
     assert "times" not in told
-    assert "nothing was drafted" not in told_gain(record.gain)
+    assert "nothing was drafted" not in describe_gain(record.gain)
 
 
 def test_bars_are_always_seen_and_stay_inside() -> None:

@@ -13,9 +13,18 @@ from typing import Any
 
 from markupsafe import Markup
 
-from agentspec.report.schema import Gain, ModelCall, Phases, RunRecord, Step, ToolCall
+from agentspec.report.schema import Gain, ModelCall, RunRecord, Step, ToolCall
+from agentspec.report.summary import (
+    PHASES,
+    Column,
+    Totals,
+    columns,
+    describe_baseline,
+    describe_theory,
+    phase_label,
+)
 from agentspec.report.views.markup import render
-from agentspec.report.views.svg import clock, histogram, label_of, share, swatch, totals, waterfall
+from agentspec.report.views.svg import clock, histogram, share, swatch, totals, waterfall
 
 Table = tuple[list[str], list[tuple[str, list[str | None]]]]
 """Names of columns, and rows by name; None for what is not known. The last row is a sum."""
@@ -61,7 +70,9 @@ def fragment(run: RunRecord) -> str:
 def _fragment(run: RunRecord) -> Markup:
     style = files("agentspec.report.views").joinpath("style.css").read_text(encoding="utf-8")
     drawing = waterfall(run)
-    phases = [label_of(phase) for phase in Phases.model_fields if any(_phase(c, phase) for c in run.model_calls)]
+    whole = columns(run)
+    known = [call.phases for call in run.model_calls if call.phases is not None]
+    phases = [phase_label(phase) for phase in PHASES if any(getattr(each, phase) for each in known)]
     return render(
         "fragment.jinja",
         style=Markup(style),
@@ -74,8 +85,8 @@ def _fragment(run: RunRecord) -> Markup:
         legend=_legend(run, phases),
         has_phases=bool(phases),
         swatch=swatch,
-        seconds=_seconds(run),
-        tokens=_tokens(run),
+        seconds=_seconds(whole, PHASES if known else ()),
+        tokens=_tokens(whole) if run.iterations else None,
         **_worth(run.gain),
     )
 
@@ -101,20 +112,20 @@ def _tiles(run: RunRecord) -> list[tuple[str, str]]:
 
 def _wrong(run: RunRecord) -> list[tuple[str, str]]:
     """Return what went wrong: the name of what failed, or nothing, and a text."""
-    told = [] if run.error is None else [("", f"The run was ended by {run.error}")]
+    problems = [] if run.error is None else [("", f"The run was ended by {run.error}")]
     if run.over_budget_s:
-        told.append(("", f"Over its budget of {clock(run.budget_s or 0.0)} by {clock(run.over_budget_s)}"))
+        problems.append(("", f"Over its budget of {clock(run.budget_s or 0.0)} by {clock(run.over_budget_s)}"))
     calls: list[ModelCall | ToolCall] = [*run.model_calls, *run.tool_calls]
     failed = sorted((call for call in calls if call.error is not None), key=lambda call: call.end_s)
-    return told + [(call.name, f"failed at {clock(call.end_s)}: {call.error}") for call in failed]
+    return problems + [(call.name, f"failed at {clock(call.end_s)}: {call.error}") for call in failed]
 
 
 def _share(part: float, whole: float) -> str:
     if whole <= 0:
         return ""
     percent = 100 * part / whole
-    told = "<1" if 0 < percent < 0.5 else ">99" if 99.5 <= percent < 100 else f"{percent:.0f}"
-    return f" · {told}%"
+    rounded = "<1" if 0 < percent < 0.5 else ">99" if 99.5 <= percent < 100 else f"{percent:.0f}"
+    return f" · {rounded}%"
 
 
 def _legend(run: RunRecord, phases: Sequence[str]) -> list[str]:
@@ -125,47 +136,34 @@ def _legend(run: RunRecord, phases: Sequence[str]) -> list[str]:
     return [*phases, *kinds]
 
 
-def _seconds(run: RunRecord) -> Table:
-    """Seconds of every iteration."""
-    known = Phases.model_fields if any(call.phases for call in run.model_calls) else ()
-    columns = ["total", "model", "tools", "framework", "of it idle", *map(label_of, known)]
-    rows = [
-        (f"{number}", i.models, (i.model_s, i.tool_s, i.framework_s, i.idle_s, i.seconds))
-        for number, i in enumerate(run.iterations, 1)
-    ]
-    rows.append(("run", _own_calls(run), (run.model_s, run.tool_s, run.framework_s, run.idle_s, run.total_s)))
-    body = []
-    for name, calls, (model, tools, framework, idle, total) in rows:
-        phases = [_sum(calls, phase) for phase in known]
-        body.append((name, [*map(_s, (total, model, tools, framework, idle)), *phases]))
-    return columns, body
+def _seconds(whole: Sequence[Column], phases: Sequence[str]) -> Table:
+    """Return the seconds of every iteration."""
+    names = ["total", "model", "tools", "framework", "of it idle", *map(phase_label, phases)]
+    body: list[tuple[str, list[str | None]]] = []
+    for column in whole:
+        parts = (column.total_s, column.model_s, column.tool_s, column.framework_s, column.idle_s)
+        of_phases = column.totals.phases or {}
+        body.append((column.name, [_number(part, ".3f") for part in (*parts, *map(of_phases.get, phases))]))
+    return names, body
 
 
-def _tokens(run: RunRecord) -> Table | None:
+def _tokens(whole: Sequence[Column]) -> Table:
     """Return counts of every iteration, and of all calls together in the last line."""
-    columns = ["calls", "input", "output", *COUNTS, "rate", "tokens a target call"]
-    rows = [(f"{number}", i.models) for number, i in enumerate(run.iterations, 1)]
-    if not rows:
-        return None
-    if not any(call.step for call in run.model_calls):
-        columns = columns[:3]
-    body = [(name, _counts(calls)[: len(columns)]) for name, calls in [*rows, ("run", _own_calls(run))]]
-    return columns, body
+    names = ["calls", "input", "output", *COUNTS, "rate", "tokens a target call"]
+    if not any(call.step for column in whole for call in column.models):
+        names = names[:3]
+    return names, [(column.name, _counts(column.totals)[: len(names)]) for column in whole]
 
 
-def _counts(calls: Sequence[ModelCall]) -> list[str | None]:
-    counted = [call for call in calls if not call.cached]
-    number = f"{len(calls)}" if len(counted) == len(calls) else f"{len(calls)}, {len(calls) - len(counted)} cached"
-    sides = [_total([call.input_tokens for call in counted]), _total([call.output_tokens for call in counted])]
-    if not counted or any(call.step is None for call in counted):
-        return [number, *sides, *[None] * (len(COUNTS) + 2)]
-    steps = [step for call in counted for step in call.steps]
-    drafted, accepted = sum(step.drafted_tokens for step in steps), sum(step.accepted_tokens for step in steps)
-    emitted = sum(length * n for step in steps for length, n in step.accepted_lengths.items())
-    rounds = sum(step.rounds for step in steps)
-    rate = f"{accepted / drafted:.0%}" if drafted else None
-    per_call = f"{emitted / rounds:.2f}" if rounds else None
-    return [number, *sides, *(str(sum(map(count, steps))) for count in COUNTS.values()), rate, per_call]
+def _counts(of: Totals) -> list[str | None]:
+    return [
+        f"{of.calls}, {of.cached} cached" if of.cached else f"{of.calls}",
+        _number(of.input_tokens, "d"),
+        _number(of.output_tokens, "d"),
+        *(_number(of.count(count), "d") for count in COUNTS.values()),
+        _number(of.acceptance_rate, ".0%"),
+        _number(of.tokens_per_target_call, ".2f"),
+    ]
 
 
 def _worth(gain: Gain | None) -> dict[str, Any]:
@@ -184,16 +182,15 @@ def _worth(gain: Gain | None) -> dict[str, Any]:
 def _verdict(gain: Gain) -> tuple[str, str]:
     if gain.ratio is None or gain.plain_decode_s is None:
         return "", "Not known: no pass of the target was timed."
-    estimated, measured = "estimated from this run's own passes", f"measured against {gain.baseline or 'a plain run'}"
+    basis = "estimated from this run's own passes" if gain.estimated else describe_baseline(gain)
     pays = f"{gain.ratio:.2f} times faster" if gain.ratio >= 1 else f"did not pay: {gain.ratio:.2f} times the speed"
     times = f"decoding took {clock(gain.decode_s)}, plainly {clock(gain.plain_decode_s)}"
-    return pays, f"({estimated if gain.estimated else measured}): {times}."
+    return pays, f"({basis}): {times}."
 
 
 def _gains(gain: Gain) -> list[tuple[str, str | None]]:
     """Names and values; None for what is not known."""
     mark = " (estimated)" if gain.estimated else " (measured)"
-    theory = gain.theory
     passed = None if gain.plain_pass_s is None else clock(gain.plain_pass_s)
     if passed and gain.plain_pass_from:
         passed += f", {PASS_SOURCES[gain.plain_pass_from]}"
@@ -201,51 +198,20 @@ def _gains(gain: Gain) -> list[tuple[str, str | None]]:
     return [
         ("saved", None if saved is None else f"{MINUS if saved < 0 else ''}{clock(abs(saved))}{mark}"),
         ("target calls", f"{gain.target_calls} for {gain.tokens} tokens, {gain.target_calls_saved} saved"),
-        ("tokens a target call", _number(gain.mean_accepted_length)),
+        ("tokens a target call", _number(gain.mean_accepted_length, ".2f")),
         ("accepted", None if gain.acceptance_rate is None else f"{gain.acceptance_rate:.0%} of drafted tokens"),
         ("drafting", f"{clock(gain.draft_s)}, of it {clock(gain.wasted_draft_s)} for nothing"),
         ("a plain pass", passed),
         ("c", None if gain.c is None else f"{gain.c:.3f} plain passes for a drafted token"),
         ("same tokens", None if gain.same_tokens is None else "yes" if gain.same_tokens else "no"),
-        (
-            "the paper's formula",
-            None
-            if theory is None
-            else f"{theory.improvement:.2f} times at alpha {theory.alpha:.2f}, gamma {theory.gamma:.1f}, "
-            f"c {theory.c:.3f}; "
-            f"{theory.improvement_at_v:.2f} with verifying at {theory.v:.2f} plain passes",
-        ),
+        ("the paper's formula", None if gain.theory is None else describe_theory(gain.theory)),
         ("to know", " ".join(gain.remarks) or None),
     ]
 
 
-def _own_calls(run: RunRecord) -> list[ModelCall]:
-    return [call for iteration in run.iterations for call in iteration.models]
-
-
-def _phase(call: ModelCall, phase: str) -> float | None:
-    return None if call.phases is None else float(getattr(call.phases, phase))
-
-
-def _sum(calls: Sequence[ModelCall], phase: str) -> str | None:
-    """Seconds of the calls; a dash where one of them is not known. Where calls overlap, so do their seconds."""
-    known = [_phase(call, phase) for call in calls if not call.cached]
-    told = [seconds for seconds in known if seconds is not None]
-    return _s(sum(told)) if told and len(told) == len(known) else None
-
-
-def _total(counts: Sequence[int | None]) -> str | None:
-    told = [count for count in counts if count is not None]
-    return str(sum(told)) if told and len(told) == len(counts) else None
-
-
-def _number(value: float | None) -> str | None:
-    return None if value is None else f"{value:.2f}"
+def _number(value: float | None, form: str) -> str | None:
+    return None if value is None else f"{value:{form}}"
 
 
 def _many(count: int, thing: str) -> str:
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
-
-
-def _s(seconds: float) -> str:
-    return f"{seconds:.3f}"

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from agentspec.report.schema import Iteration, ModelCall, Phases, RunRecord, ToolCall
+from agentspec.report.schema import ModelCall, RunRecord, ToolCall
+from agentspec.report.summary import PHASES, calls_within, own_calls, phase_label
 from agentspec.report.views.markup import Element
 
 LINE, BAR, INDENT, AXIS = 38, 10, 12, 20
@@ -26,11 +27,6 @@ def clock(seconds: float) -> str:
     if seconds < 0.001:
         return f"{seconds * 1e6:.0f} µs"
     return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
-
-
-def label_of(phase: str) -> str:
-    """Name of a phase for people: ``draft prefill``."""
-    return phase.removesuffix("_s").replace("_", " ")
 
 
 def swatch(kind: str) -> Element:
@@ -54,7 +50,7 @@ def waterfall(run: RunRecord) -> Element:
     """Draw a band per iteration, with the shares of model, tools and framework; under it its calls, and theirs."""
     drawn: list[Element] = []
     y = AXIS
-    own = [*_own(run.iterations), *run.tools]
+    own = [*own_calls(run.iterations), *run.tools]
     for number, (begin, seconds, calls) in enumerate(_slices(run), 1):
         title = f"iteration {number}" if run.iterations else "run"
         drawn += _band(run, own, begin, seconds, y, title)
@@ -90,23 +86,6 @@ def histogram(rounds: Mapping[int, int]) -> Element:
     return _svg(height + 36, "rounds by the tokens they emitted", [base, *drawn])
 
 
-def calls_within(
-    iterations: Sequence[Iteration], early: Sequence[ToolCall], depth: int = 0
-) -> Iterator[tuple[int, ModelCall | ToolCall]]:
-    """Return calls by their beginning, each with the number of tools around it, followed by the calls within it."""
-    for call in sorted([*early, *_own(iterations)], key=lambda call: call.start_s):
-        yield depth, call
-        if isinstance(call, ToolCall):
-            yield from calls_within(call.iterations, call.tools, depth + 1)
-
-
-def _own(iterations: Iterable[Iteration]) -> Iterator[ModelCall | ToolCall]:
-    """Return the calls of these iterations, not those within their tools."""
-    for iteration in iterations:
-        yield from iteration.models
-        yield from iteration.tools
-
-
 def _slices(run: RunRecord) -> Iterator[tuple[float, float, list[tuple[int, ModelCall | ToolCall]]]]:
     """Beginning, seconds and calls of every iteration; of the whole run where there is none."""
     if not run.iterations:
@@ -138,12 +117,12 @@ def _band(
 
 def _call(call: ModelCall | ToolCall, depth: int, y: int, total: float) -> list[Element]:
     """Draw a call: a line of words, and below it its bar, split into phases where they are known."""
-    told, remark = _told(call)
+    words, remark = _words(call)
     bad = " bad" if call.error else ""
-    tip = told if call.error is None else f"{told}\n{call.error}"
+    tip = words if call.error is None else f"{words}\n{call.error}"
     kind = "error" if call.error else "tool" if isinstance(call, ToolCall) else "cached" if call.cached else "model"
     indent = depth * INDENT
-    label = told if len(told) <= LABEL else f"{told[: LABEL - 1]}…"
+    label = words if len(words) <= LABEL else f"{words[: LABEL - 1]}…"
     text = _text("6", 13, f"{'↳ ' if depth else ''}{label}", bad.strip(), dx=indent)
     parts = (
         Element("title", {}, f"{tip}, from {clock(call.start_s)} on"),
@@ -162,11 +141,11 @@ def _phases(call: ModelCall, y: int, total: float) -> list[Element]:
     drawn: list[Element] = []
     at = call.start_s
     if call.phases is not None:
-        for phase in Phases.model_fields:
+        for phase in PHASES:
             seconds = max(0.0, getattr(call.phases, phase))
             if seconds:
-                tip = f"{label_of(phase)}: {clock(seconds)}"
-                drawn.append(_rect("phase", label_of(phase), at, seconds, total, y, BAR, tip))
+                tip = f"{phase_label(phase)}: {clock(seconds)}"
+                drawn.append(_rect("phase", phase_label(phase), at, seconds, total, y, BAR, tip))
             at += seconds
     if call.ttft_s is not None and not call.cached:
         x = _percent(call.start_s + call.ttft_s, total)
@@ -174,16 +153,16 @@ def _phases(call: ModelCall, y: int, total: float) -> list[Element]:
     return drawn
 
 
-def _told(call: ModelCall | ToolCall) -> tuple[str, str]:
+def _words(call: ModelCall | ToolCall) -> tuple[str, str]:
     """Return the words about a call, and those before its seconds."""
     remark = "failed · " if call.error else ""
     if isinstance(call, ToolCall):
         return f"{call.name}()", remark
     tokens = sum(step.new_tokens for step in call.steps) or call.output_tokens
-    told = call.name if not tokens else f"{call.name} · {tokens} tokens"
+    words = call.name if not tokens else f"{call.name} · {tokens} tokens"
     if len(call.steps) > 1:
-        told += f", {len(call.steps)} samples"
-    return told, f"{remark}cached · " if call.cached else remark
+        words += f", {len(call.steps)} samples"
+    return words, f"{remark}cached · " if call.cached else remark
 
 
 def _axis(total: float, height: int) -> list[Element]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agentspec.report.schema import Iteration, ModelCall, Phases, RunRecord, Step, ToolCall
+from agentspec.report.summary import Totals
 
 PROCESS = 1
 AGENT = 0
@@ -22,7 +23,7 @@ AGENT = 0
 
 Event = dict[str, Any]
 
-# What is told of each, beside its time.
+# What is reported of each, beside its time.
 RUN = {"total_s", "model_s", "tool_s", "framework_s", "idle_s", "budget_s", "error"}
 ITERATION = {"model_s", "tool_s", "framework_s", "idle_s"}
 TOOL = {"tool_call_id", "id", "error", "model_s"}
@@ -160,22 +161,19 @@ def _phases(phases: Phases, span: _Span) -> Iterator[Event]:
 def _counters(run: RunRecord) -> Iterator[Event]:
     """Yield what every call had accepted, at its end: shares of what was drafted, and tokens per target call."""
     for call in run.model_calls:
-        drafted = sum(step.drafted_tokens for step in call.steps)
-        rounds = sum(step.rounds for step in call.steps)
         end = {"ph": "C", "ts": _us(call.end_s), "pid": PROCESS, "tid": AGENT}
-        if drafted:
-            accepted = sum(step.accepted_tokens for step in call.steps)
-            yield {**end, "name": "acceptance", "args": {"accepted / drafted": accepted / drafted}}
-        if rounds:
-            emitted = sum(length * n for step in call.steps for length, n in step.accepted_lengths.items())
-            yield {**end, "name": "tokens per target call", "args": {"tokens": emitted / rounds}}
+        of = Totals.of([call])
+        if of.acceptance_rate is not None:
+            yield {**end, "name": "acceptance", "args": {"accepted / drafted": of.acceptance_rate}}
+        if of.tokens_per_target_call is not None:
+            yield {**end, "name": "tokens per target call", "args": {"tokens": of.tokens_per_target_call}}
 
 
 def _about_run(run: RunRecord) -> dict[str, Any]:
-    told = run.model_dump(include=RUN)
+    about = run.model_dump(include=RUN)
     if run.gain is not None:
-        told["gain (estimated)" if run.gain.estimated else "gain (measured)"] = run.gain.ratio
-    return told
+        about["gain (estimated)" if run.gain.estimated else "gain (measured)"] = run.gain.ratio
+    return about
 
 
 def _about_step(step: Step | None) -> dict[str, Any]:

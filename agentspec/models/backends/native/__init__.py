@@ -75,7 +75,7 @@ class Kernels:
     def function(self, name: str, *arguments: type[Any]) -> Callable[..., None]:
         """Return a function of the library by its name and argument types; calling it may raise ``MemoryError``."""
         found = getattr(self._library, name)
-        found.argtypes, found.restype, found.errcheck = arguments, ctypes.c_bool, _expect_memory
+        found.argtypes, found.restype, found.errcheck = arguments, ctypes.c_bool, _check_memory
         function: Callable[..., None] = found
         return function
 
@@ -95,7 +95,7 @@ class Kernels:
             )
         mask = mask.expand(batch, 1, width, live)
         for tensor in (query, key, value, mask):
-            _expect(tensor, torch.float32, lies_together=True)
+            _check(tensor, torch.float32, lies_together=True)
         strides = *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], mask.stride(0), mask.stride(2)
         sizes = Sizes(batch, heads, kv_heads, width, live, dim, *strides, 0)
         out = query.new_empty(batch, width, heads, dim)
@@ -110,7 +110,7 @@ class Kernels:
 
         Laws are float32, uniforms float64 in [0, 1), both on a CPU; ``[N]``. 0 for a law that is NaN, or has no mass.
         """
-        return _for_rows(self._draw, laws, _expect(uniforms, torch.float64), torch.long)
+        return _for_rows(self._draw, laws, _check(uniforms, torch.float64), torch.long)
 
     def race(self, laws: Tensor, keys: Tensor) -> Tensor:
         """Return each row's winner of a race in which token i needs ``-log(noise) / probs[i]``: ``[N]``.
@@ -118,7 +118,7 @@ class Kernels:
         The noise of a token is a hash of it and of ``keys`` ``[N]`` (int64), as in ``CoupledRng``. 0 for a law that is
         NaN.
         """
-        return _for_rows(self._race, laws, _expect(keys, torch.long), torch.long)
+        return _for_rows(self._race, laws, _check(keys, torch.long), torch.long)
 
     def least_of_top_k(self, scores: Tensor, counts: Sequence[float]) -> Tensor:
         """Of each row ``[N, V]`` (float32, on a CPU) the so many-th greatest score ``[N]``."""
@@ -133,13 +133,13 @@ def _for_rows(function: Callable[..., None], rows: Tensor, options: Tensor, dtyp
     """Apply a kernel to each row ``[N, V]`` and its option ``[N]``; return its results ``[N]``."""
     if rows.dim() != 2 or options.shape != rows.shape[:1]:
         raise ValueError(f"Expected rows [N, V] and an option for each, got {[*rows.shape]} and {[*options.shape]}.")
-    rows, options = _expect(rows, torch.float32).contiguous(), options.contiguous()
+    rows, options = _check(rows, torch.float32).contiguous(), options.contiguous()
     found = torch.empty(len(rows), dtype=dtype, device="cpu")
     function(rows.data_ptr(), *rows.shape, options.data_ptr(), found.data_ptr(), torch.get_num_threads())
     return found
 
 
-def _expect(tensor: Tensor, dtype: torch.dtype, lies_together: bool = False) -> Tensor:
+def _check(tensor: Tensor, dtype: torch.dtype, lies_together: bool = False) -> Tensor:
     """Return the tensor, whose address is passed on. Raise ``TypeError`` for one that the kernels cannot read."""
     is_apart = lies_together and tensor.numel() > 0 and tensor.shape[-1] > 1 and tensor.stride(-1) != 1
     if tensor.dtype != dtype or not tensor.is_cpu or is_apart:
@@ -150,7 +150,7 @@ def _expect(tensor: Tensor, dtype: torch.dtype, lies_together: bool = False) -> 
     return tensor
 
 
-def _expect_memory(has_memory: bool, function: Any, arguments: Any) -> None:
+def _check_memory(has_memory: bool, function: Any, arguments: Any) -> None:
     if not has_memory:
         raise MemoryError("Out of memory for what the kernels compute in between; shorten prompts, or prefill_chunk.")
 

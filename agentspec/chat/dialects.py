@@ -1,4 +1,4 @@
-"""How families of models write tools, tool calls and tool results, and how a chat template tells its family."""
+"""How families of models write tools, tool calls and tool results, and by what a chat template is recognised."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentspec.chat.answers import AnswerParser
+from agentspec.chat.answer_parser import AnswerParser
 from agentspec.chat.harmony import HarmonyParser, harmony_messages, harmony_thought
-from agentspec.chat.pieces import Message, Parser
+from agentspec.chat.parser import Message, Parser
 from agentspec.errors import InvalidRequestError, shown
 from agentspec.grammars.harmony import HARMONY
 from agentspec.grammars.schema_tools import to_json
@@ -24,7 +24,7 @@ def as_they_are(messages: Sequence[Message], tools: Sequence[dict[str, Any]], fo
 
 
 def thought_of(chat_template: str, prompt_end: str) -> ReasoningFormat | None:
-    """How the answer to a prompt begins: a thought that the prompt has opened, one that may come, or none.
+    """Return how the answer to a prompt begins: a thought that the prompt has opened, one that may come, or none.
 
     Args:
         chat_template: which knows thoughts where it has a mark for their end.
@@ -42,7 +42,7 @@ class Dialect:
     Args:
         name: of the dialect.
         form: of calls.
-        marks: what its chat templates hold, by which it is told; none for templates that know no tools, for which
+        marks: what its chat templates hold, by which it is recognised; none for templates that know no tools, for which
             tools, calls and results are written into plain messages.
         arrange: makes the messages that its chat templates take.
         thought: finds out how an answer begins, of the chat template and the end of a prompt.
@@ -206,7 +206,7 @@ NO_JSON = ("<function=", "<arg_key>")
 """Marks of templates that write calls as XML between the tags of Hermes."""
 
 
-def detect(chat_template: str) -> Dialect:
+def detect_dialect(chat_template: str) -> Dialect:
     """Return the dialect of a chat template; ``plain`` where it knows no tools, or writes calls in another way."""
     known = "tool_calls" in chat_template and not any(mark in chat_template for mark in NO_JSON)
     return next(
@@ -214,7 +214,7 @@ def detect(chat_template: str) -> Dialect:
     )
 
 
-def named(name: str, chat_template: str) -> Dialect:
+def find_dialect(name: str, chat_template: str) -> Dialect:
     """Return the dialect of this name.
 
     Raises:
@@ -232,7 +232,7 @@ def named(name: str, chat_template: str) -> Dialect:
 
 
 def arrangements(messages: Sequence[Message]) -> Iterator[list[Message]]:
-    """Messages as they are; then as stricter templates want them: neighbours of one role as one, no system message."""
+    """Yield messages as they are; then as stricter templates want them: one per turn, no system message."""
     yield list(messages)
     merged: list[Message] = []
     for role, group in itertools.groupby(messages, key=lambda message: message["role"]):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from agentspec.chat.pieces import Message, Piece, ToolCall, end_of_value
+from agentspec.chat.parser import Message, Piece, ToolCall, end_of_value
 from agentspec.grammars.harmony import CHANNEL, END, MESSAGE, START, THOUGHT
 from agentspec.grammars.tool_calls import ReasoningFormat, ToolCallFormat
 from agentspec.runtime.detokenizer import overlap

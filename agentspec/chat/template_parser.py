@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from agentspec.chat.answers import AnswerParser
-from agentspec.chat.pieces import Piece, ToolCall, Trimmed
+from agentspec.chat.answer_parser import AnswerParser
+from agentspec.chat.parser import Piece, ToolCall, Trimmed
 from agentspec.grammars.schema_tools import to_json
 
 REASONING = ("reasoning_content", "reasoning", "thinking")

@@ -27,7 +27,7 @@ from agentspec import (
     SpeculativeDecoder,
 )
 from agentspec.chat import AnswerParser, ChatFormat
-from agentspec.chat.dialects import DIALECTS, detect
+from agentspec.chat.dialects import DIALECTS, detect_dialect
 from agentspec.grammars import compiler
 from agentspec.grammars.schema_tools import closed
 from agentspec.grammars.tool_calls import ReasoningFormat
@@ -210,7 +210,7 @@ async def test_an_invalid_answer_is_reported_where_that_was_asked_for(says: Says
 @pytest.mark.parametrize("body", ["<function={{ c.name }}>", "{{ c.name }}<arg_key>"])
 def test_templates_that_write_calls_as_xml_are_not_hermes(body: str) -> None:
     template = "{% for c in message.tool_calls %}<tool_call>" + body + "</tool_call>{% endfor %}"
-    assert detect(template).name == "plain"
+    assert detect_dialect(template).name == "plain"
 
 
 def test_no_call_is_read_where_none_may_be_made() -> None:

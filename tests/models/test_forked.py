@@ -119,7 +119,7 @@ done.set(); thread.join()
 """,
     "a lock of control tokens that another thread holds": """
 from scripted import tokenizer
-from agentspec.chat.foreign import ControlTokens, Rendered
+from agentspec.chat.control_tokens import ControlTokens, Rendered
 pid, known, held, done = os.getpid(), tokenizer(), threading.Event(), threading.Event()
 control = ControlTokens(known, "")
 def slow():

@@ -11,7 +11,7 @@ from scripted import chatml_tokenizer, template_text
 
 from agentspec import Grammar, GrammarError, InvalidRequestError
 from agentspec.chat import AnswerParser, ChatFormat, Piece
-from agentspec.chat.dialects import detect
+from agentspec.chat.dialects import detect_dialect
 from agentspec.grammars import compiler
 
 WEATHER: dict[str, Any] = {
@@ -80,8 +80,8 @@ def test_a_tokenizer_without_a_template_is_an_error() -> None:
 
 
 def test_templates_that_know_tools_are_told_apart() -> None:
-    assert detect("{% if tools %}<tools>...{% endif %}<tool_call>{{ message.tool_calls }}").name == "hermes"
-    assert detect("{% for message in messages %}{{ message.content }}{% endfor %}").name == "plain"
+    assert detect_dialect("{% if tools %}<tools>...{% endif %}<tool_call>{{ message.tool_calls }}").name == "hermes"
+    assert detect_dialect("{% for message in messages %}{{ message.content }}{% endfor %}").name == "plain"
 
 
 @pytest.fixture

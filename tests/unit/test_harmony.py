@@ -13,7 +13,7 @@ from scripted import tokenizer
 
 from agentspec import GrammarError
 from agentspec.chat import ChatFormat, Piece, ToolCall
-from agentspec.chat.dialects import detect
+from agentspec.chat.dialects import detect_dialect
 from agentspec.chat.harmony import HarmonyParser
 from agentspec.grammars import begin, compiler
 from agentspec.grammars.matcher import Matcher
@@ -95,7 +95,7 @@ def test_the_dialect_is_found_by_its_template() -> None:
     chat, known, _ = speaking()
     assert chat.dialect.name == "harmony"
     assert ChatFormat(known, "harmony").dialect.name == "harmony"
-    assert detect("<|channel|> <|message|> <|call|>").name == "plain"  # which renders no calls
+    assert detect_dialect("<|channel|> <|message|> <|call|>").name == "plain"  # which renders no calls
     assert chat.shows_special_tokens
     assert set(known.convert_ids_to_tokens(chat.end_tokens)) == {"<|return|>", "<|call|>"}
     assert ChatFormat(tokenizer("qwen")).end_tokens == ()

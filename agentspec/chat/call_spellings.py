@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from agentspec.chat.pieces import ToolCall, end_of_value
+from agentspec.chat.parser import ToolCall, end_of_value
 from agentspec.grammars.call_openers import BLANKS, Opened, skip_blanks
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentspec.chat.pieces import Parser, Piece, ToolCall
+from agentspec.chat.parser import Parser, Piece, ToolCall
 from agentspec.errors import GrammarError
 from agentspec.grammars import expressible_parameters, inexpressible_parts
 from agentspec.grammars.schema_tools import checked as without_nulls

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 
-from agentspec.chat.pieces import Parser, Piece, ToolCall, Trimmed, end_of_value
-from agentspec.chat.spelled import read_spelled
+from agentspec.chat.call_spellings import read_spelled
+from agentspec.chat.parser import Parser, Piece, ToolCall, Trimmed, end_of_value
 from agentspec.grammars.call_openers import Opened, find_opener
 from agentspec.grammars.tool_calls import ReasoningFormat, ToolCallFormat
 from agentspec.runtime.detokenizer import overlap

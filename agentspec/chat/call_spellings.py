@@ -35,7 +35,7 @@ def read_spelled(text: str, opened: Opened, key: str) -> list[ToolCall]:
 
 
 def _next_call(text: str, at: int, *, is_list: bool) -> int:
-    """Where another call begins behind one; the end of the text where there is none."""
+    """Return where another call begins after one; the end of the text where there is none."""
     at = skip_blanks(text, at)
     if is_list:
         return skip_blanks(text, at + 1) if text.startswith(",", at) else len(text)

@@ -17,7 +17,7 @@ from agentspec.runtime.threads import lock_of
 from agentspec.runtime.tokens import well_formed
 
 THOUGHT_MARKS = frozenset((ReasoningFormat().opener, ReasoningFormat().end))
-"""Chat templates look for these in what an assistant said, so they keep their meaning there."""
+"""Chat templates look for these in messages of the assistant, so they keep their meaning there."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ def harmony_messages(
     """Return the messages for a template that takes thoughts as ``thinking``, and one call of a message.
 
     Such a template has one text beside a call, which it renders as a thought: a preamble goes there too. Of several
-    calls each becomes a message of its own, with its result behind it.
+    calls each becomes a message of its own, with its result after it.
     """
     arranged: list[Message] = []
     rest = list(messages)
@@ -42,8 +42,8 @@ def harmony_messages(
         while rest and rest[0]["role"] == "tool":
             results.append(rest.pop(0))
         for index, call in enumerate(calls):
-            said = message if index == 0 else {"role": "assistant", "content": ""}
-            arranged.append({**said, "tool_calls": [call]})
+            text = message if index == 0 else {"role": "assistant", "content": ""}
+            arranged.append({**text, "tool_calls": [call]})
             arranged += [result for result in results if _answered(result, results, calls) == index]
     return arranged
 

@@ -33,7 +33,7 @@ class ChatFormat:
         tokenizer: of transformers, with a chat template.
         dialect: a name of ``DIALECTS``; None finds it out from the template.
         special_tokens_in_content: whether a control token that messages or tools spell becomes that token, as chat
-            templates do by themselves. By default it stays text: nobody's words begin a turn.
+            templates do by themselves. By default it stays text: no message can begin a turn.
 
     Raises:
         InvalidRequestError: for a tokenizer without a chat template, or a dialect that it does not speak.
@@ -81,13 +81,13 @@ class ChatFormat:
         if not messages:
             raise InvalidRequestError("The conversation is empty; expected at least one message.")
         text = self._text(messages, tools, settings)
-        said = [message["token_ids"] for message in messages if message.get("token_ids")]
-        if not said:
+        emitted = [message["token_ids"] for message in messages if message.get("token_ids")]
+        if not emitted:
             return self._ids(text)
         opening = text.text.removeprefix(self._text(messages, tools, {**settings, "add_generation_prompt": False}).text)
         prompt: list[int] = []
         at = 0
-        for ids in said:
+        for ids in emitted:
             answer = self._tokenizer.decode(ids) if opening and self._are_ids(ids) else ""
             begin = _find(text, opening, answer, at) if answer else None
             if begin is not None:

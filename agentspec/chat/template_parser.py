@@ -19,7 +19,7 @@ class TemplateParser:
     Calls in other spellings than the template's are read by our own parser.
 
     Args:
-        parser: transformers' ``ResponseParser`` behind the prompt.
+        parser: transformers' ``ResponseParser`` after the prompt.
         ours: knows these spellings; None where they are text.
     """
 

@@ -68,7 +68,7 @@ class LanguageModel(ABC):
 
     @property
     def fingerprint(self) -> str | None:
-        """What the cost of a pass depends on, beside the machine; None where that cannot be told."""
+        """What the cost of a pass depends on, beside the machine; None where that is not known."""
         return None
 
     @property

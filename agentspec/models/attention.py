@@ -29,7 +29,7 @@ EAGER = "eager"
 """Every model's own definition of its attention, in plain tensor operations."""
 
 _MANY_QUERIES = 128
-"""Queries that a CPU is given at once, which computes hidden scores too."""
+"""Queries that a CPU is given at once, which computes masked products too."""
 
 _MANY_SCORES = 100_000
 """Scores of a K/V head from which on oneDNN's products are worth their calls, and kernels made for the shape."""

@@ -177,7 +177,7 @@ class CausalLM(LanguageModel):
 
     @property
     def fits_any_threads(self) -> bool:
-        """Whether scores are the same on any number of threads: of our own kernels, and where a device computes."""
+        """Whether logits are the same on any number of threads: of our own kernels, and where a device computes."""
         return self._forward.is_compiled or self.device.type != "cpu"
 
     @property
@@ -311,6 +311,6 @@ class CausalLM(LanguageModel):
 
     @_alone
     def _probe(self) -> None:
-        """Refuse a model whose scores from ragged cached blocks differ from those of plain uncached forwards."""
+        """Refuse a model whose logits from ragged cached blocks differ from those of plain uncached forwards."""
         Probe(self.model, self._forward, self.kv, self.next_logits).run(self.max_context)
         self.computed_tokens = 0

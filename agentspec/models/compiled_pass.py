@@ -1,4 +1,4 @@
-"""A pass that our own kernels compute from ids to scores, without Python or torch in between."""
+"""A pass that our own kernels compute from ids to logits, without Python or torch in between."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class CompiledPass:
     ) -> list[RowLogits] | None:
         """Return the logits after the last ``feed.last`` tokens of each feed; write their K and V.
 
-        None where the cache does not know the layers yet, or somebody hooked into a part.
+        None where the cache does not know the layers yet, or a part has hooks.
 
         Args:
             feeds: of different rows.
@@ -108,18 +108,18 @@ class CompiledPass:
         slots = [feed.start + k for feed, count in zip(feeds, counts, strict=True) for k in range(count)]
         sizes = self._layers.sizes(len(feeds), max(counts), live, cache, window=window or 0)
         with torch.inference_mode(False):  # for callers, an ordinary tensor
-            scores = torch.empty(sum(asked), self._around.outputs, dtype=torch.float32, device="cpu")
+            logits = torch.empty(sum(asked), self._around.outputs, dtype=torch.float32, device="cpu")
         self._around.known, best = vocab_size, _integers([NO_TOKEN] * sum(asked))
         self._compute(
             *(self._around, layers, len(layers), sizes, self._dim, self._layers.inner),
             *(_integers([token for feed in feeds for token in feed.tokens]), _integers([feed.row for feed in feeds])),
             *(_integers([0, *accumulate(counts)]), _integers(slots), _integers(asked)),
-            *(scores.data_ptr(), best),
+            *(logits.data_ptr(), best),
             *(self._layers.heads.scaling, torch.get_num_threads()),
         )
-        ends, told = list(accumulate(asked)), list(best)
-        parts = torch.split(scores[:, :vocab_size], asked)
-        return [RowLogits(part, told[end - count : end]) for part, end, count in zip(parts, ends, asked, strict=True)]
+        ends, argmax = list(accumulate(asked)), list(best)
+        parts = torch.split(logits[:, :vocab_size], asked)
+        return [RowLogits(part, argmax[end - count : end]) for part, end, count in zip(parts, ends, asked, strict=True)]
 
     def is_current(self) -> bool:
         """Whether the parts of the model are the same, the layers (see ``Stack``) too, and weights where they were."""

@@ -53,7 +53,7 @@ class Direct:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nobody has hooked into what is left out since."""
+        """Whether what is left out has no hooks."""
         return is_untouched(self._model) and is_untouched(self._model.model)
 
 

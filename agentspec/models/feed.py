@@ -17,5 +17,5 @@ class Feed:
 
     @property
     def unasked(self) -> int:
-        """Leading tokens whose logits nobody wants."""
+        """Leading tokens whose logits are not requested."""
         return len(self.tokens) - self.last

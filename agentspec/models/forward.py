@@ -25,7 +25,7 @@ SHORT_FEED = 32
 _LIVE_STEP = 64
 """Live slots of long contexts on a CPU are a multiple of it."""
 
-_ROW, _START, _END, _IDS = range(4)  # columns of a table: KV row, first slot, slot behind the last, then the ids
+_ROW, _START, _END, _IDS = range(4)  # columns of a table: KV row, first slot, slot after the last, then the ids
 
 
 class Forward:
@@ -76,7 +76,7 @@ class Forward:
             [window] = windows.values()
             found = self._compiled(feeds, self._kv, window, self.vocab_size)
         if found is None:
-            found = [RowLogits(scores[:, : self.vocab_size].float()) for scores in self._padded(feeds)]
+            found = [RowLogits(logits[:, : self.vocab_size].float()) for logits in self._padded(feeds)]
         for feed in feeds:
             self._kv.record(feed.row, feed.tokens)
         return found
@@ -142,7 +142,7 @@ class Forward:
 
 
 def _table(feeds: Sequence[Feed], width: int) -> Tensor:
-    """``[B, 3 + width]`` on the host: KV row, first slot, slot behind the last, and the padded ids."""
+    """``[B, 3 + width]`` on the host: KV row, first slot, slot after the last, and the padded ids."""
     rows = [
         [feed.row, feed.start, feed.start + len(feed.tokens), *feed.tokens, *[0] * (width - len(feed.tokens))]
         for feed in feeds

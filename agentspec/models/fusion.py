@@ -54,7 +54,7 @@ class Fused(nn.Module):
 
 
 def is_untouched(module: nn.Module) -> bool:
-    """Whether nobody hooked into ``module`` or gave it a forward of its own."""
+    """Return whether ``module`` has neither hooks nor a forward of its own."""
     return not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 
@@ -120,7 +120,7 @@ def feed_forward(block: Tensor, gate_up: Product, activate: Callable[[Tensor], T
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """What attention is told of its heads. ``norm_weight`` is None for queries and keys without norms."""
+    """Sizes of the heads of attention. ``norm_weight`` is None for queries and keys without norms."""
 
     query_heads: int
     kv_heads: int
@@ -257,7 +257,7 @@ def fused_modules(model: nn.Module) -> int:
 def fuse_modules(model: PreTrainedModel) -> int:
     """Replace what can be replaced in ``model``, and put it into evaluation mode; how many modules were replaced.
 
-    Whatever is written or computed otherwise stays as it is. Weights that nobody else holds are freed one by one.
+    Whatever is written or computed otherwise stays as it is. Unshared weights are freed one by one.
     """
     kinds: list[_Kind] = [FusedNorm, FusedMLP]
     if preferred_attention(model) in SDPA:

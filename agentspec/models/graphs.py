@@ -23,12 +23,12 @@ from agentspec.runtime.device import CAPTURING, pinned, upload, wait_for
 MOST_GRAPHS = 64
 """Graphs that are kept; one more, and all are captured anew."""
 
-_TRIES = 2  # what somebody else does with the device can spoil a capture
+_TRIES = 2  # what other users of the device do can spoil a capture
 _WIDTHS = (1, 2, 4, 8, 16, 32)
 _LEAST_LIVE = 256
 
 ROUNDING = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
-"""Largest difference between two ways to compute the same scores, as a share of the largest score."""
+"""Largest difference between two ways to compute the same logits, as a share of the largest."""
 
 
 class Recorder(Protocol):
@@ -180,7 +180,7 @@ class Graphs:
 
 
 def _is_close(found: Tensor, expected: Tensor) -> bool:
-    """Whether scores differ by rounding alone."""
+    """Return whether logits differ by rounding alone."""
     off = (found - expected).abs().max() <= ROUNDING.get(found.dtype, 1e-4) * expected.abs().max()
     return bool(off)  # NaN is not close
 

@@ -2,7 +2,7 @@
 
 Every row holds one context. Writing is by position, so a rejected draft is overwritten, not removed; a fork copies a
 prefix; what was used longest ago gives way. Losing a row costs time, never correctness: the tokens recorded for a row
-say what its slots mean, and slots behind them mean nothing.
+say what its slots mean, and slots after them mean nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Block:
         live: slots that attention reads, from the first on.
         first: the first of consecutive rows, which are read as a view; None where rows are gathered.
         start: of a single row, the first slot written; None where slots are looked up in a tensor.
-        spare: how many of the live slots are behind all tokens, read to round their number and hidden by the mask.
+        spare: how many of the live slots are after all tokens, read to round their number and hidden by the mask.
         counts: per row, how many slots do not only pad; None where all rows have ``width``, or it may not matter.
     """
 
@@ -239,7 +239,7 @@ class RaggedKV(Cache):
     def writing(self, block: Block, rows: Tensor, slots: Tensor) -> Iterator[None]:
         """Within this context a forward writes ``slots`` [B, width] of ``rows`` [B].
 
-        Columns that only pad may be left out, or land behind the tokens of their row, where the next write replaces
+        Columns that only pad may be left out, or land after the tokens of their row, where the next write replaces
         them.
         """
         self._writing = _Writing(block, rows, slots)

@@ -87,7 +87,7 @@ def measured(model: LanguageModel, cache: DiskCache | None = None) -> PassCost:
     kept = _read(cache.get(key))
     found = measure(model, _AGAIN_SECONDS if kept else _FIRST_SECONDS, known=kept)
     entries = kept | {at: min(seconds, kept.get(at, seconds)) for at, seconds in found.items()}
-    if _key(model) != key:  # it cannot do what it said it would: its passes could not be captured
+    if _key(model) != key:  # its passes could not be captured, as it had announced
         return PassCost(_without_spikes(found))
     cache.set(key, json.dumps([[*at, s] for at, s in sorted(entries.items())]).encode())
     return PassCost(_without_spikes(entries))

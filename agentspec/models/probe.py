@@ -1,4 +1,4 @@
-"""Compare a new model's scores from its cache with those of plain forwards, before anything is asked of it."""
+"""Compare a new model's logits from its cache with those of plain forwards, before its first request."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Probe:
     ask: Callable[[Sequence[list[int]], Sequence[int]], Logits]
 
     def run(self, max_context: int) -> None:
-        """Refuse a model whose scores from ragged cached blocks differ from those of plain uncached forwards.
+        """Refuse a model whose logits from ragged cached blocks differ from those of plain uncached forwards.
 
         Where the config names a window that the model's family does not know, the masks without it count if only they
-        give the model's own scores. Leaves the cache filled and the module on the attention that it will keep.
+        give the model's own logits. Leaves the cache filled and the module on the attention that it will keep.
         """
         refusals: list[ModelLoadError] = []
         for masks in readings(self.model):

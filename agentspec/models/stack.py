@@ -66,11 +66,11 @@ class _Layer:
 
 
 class Stack(Fused):
-    """Layers that add attention and then a feed-forward block, each behind a norm.
+    """Layers that add attention and then a feed-forward block, each after a norm.
 
     Args:
         layers: transformers' own, with fused and (if at all) packed parts; they are kept, and hold the weights. They
-            are not called, so that nobody sees their hidden states.
+            are not called, so that hooks on them see no hidden states.
     """
 
     parts = frozenset(("input_layernorm", "self_attn", "post_attention_layernorm", "mlp"))

@@ -212,7 +212,7 @@ class Iteration(Record):
 
     It lasts until the next iteration begins; the first one begins with the run (or the tool) that it is part of, and
     the last one ends with it, so that iterations add up to it. Where several agents run at once, their iterations take
-    turns: the seconds of each are those of the slice between two beginnings, and its calls may go on behind it.
+    turns: the seconds of each are those of the slice between two beginnings, and its calls may go on after it.
     """
 
     start_s: float = Field(description="from the start of the run")

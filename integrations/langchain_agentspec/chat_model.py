@@ -47,7 +47,7 @@ class ChatAgentSpec(ModelSettings, BaseChatModel):
         thinking_budget: the most tokens of a reasoning model's thought, which is then ended; None for no limit.
         grammar_engine: "llguidance", "outlines", or "auto" for the first that can express what an answer may be.
         validate_output: check answers by a schema with ``jsonschema`` too, and leave to this check what the engine
-            cannot express, in place of refusing the schema. Beside tools and behind thoughts a schema is always
+            cannot express, in place of refusing the schema. Beside tools and after thoughts a schema is always
             enforced whole or refused.
         parallel_tool_calls: whether a message may hold several calls (up to ``MAX_PARALLEL_CALLS``).
         special_tokens_in_content: whether a special token that messages, tools or their results spell becomes that

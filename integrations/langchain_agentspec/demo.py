@@ -78,7 +78,7 @@ def show(messages: list[BaseMessage]) -> None:
 
 
 def play(repeats: int) -> bool:
-    """Run the agent with and without speculation and print both; whether they said the same.
+    """Run the agent with and without speculation and print both; whether their texts are the same.
 
     Args:
         repeats: further runs of both, for the ratio of their model time.

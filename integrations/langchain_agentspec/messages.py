@@ -26,7 +26,7 @@ from agentspec.errors import shown
 from langchain_agentspec.contents import calls_of, reasoning_of, text_of
 
 CUT_SHORT = "cut short: "
-"""Stands before the text of a call that was not written to its end, so that nobody reads it as one that was."""
+"""Stands before the text of a call that was not written to its end, so that no reader takes it for one that was."""
 
 INVALID = "invalid: "
 """Stands before the reason and the text of a call that its tool's schema refuses, while a message is streamed."""
@@ -78,7 +78,7 @@ class ChunkMaker:
         model_name: for the response's metadata.
         parser: takes reasoning and calls out of the text; None where there can be none.
         decode: ids to text, for log-probabilities.
-        own_ids: the ids of a text that was said in these tokens, where they are to be kept (``ChatFormat.own_ids``).
+        own_ids: the ids that a text was emitted in, where they are to be kept (``ChatFormat.own_ids``).
         template_s: seconds that the making of the request took; they are part of the step.
         checked: the tools whose calls are checked and not enforced whole, for the metadata.
     """

@@ -30,7 +30,7 @@ CHAT = (
 """Settings of a chat model alone that a call may override."""
 
 BOUND = ("tools", "tool_choice", "response_format", "strict", "parsed")
-"""What else a call takes; ``parsed`` says that a parser behind it reports invalid answers."""
+"""What else a call takes; ``parsed`` means that a parser after it reports invalid answers."""
 
 MAX_PARALLEL_CALLS = 8
 """Calls in one message where parallel calls are asked for."""

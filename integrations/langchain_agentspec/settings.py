@@ -68,7 +68,7 @@ class ModelSettings(BaseModel):
         acceptance: ``"rejection"``, or ``"coupled"`` for text that does not depend on speculation; None for coupled
             where a seed is named and gamma is ``"auto"``, else rejection.
         timeout: seconds after which a call ends with an error, at the next round; None for no limit.
-        max_retries, api_key: accepted for compatibility: there is no network here that could fail, and nobody to pay.
+        max_retries, api_key: accepted for compatibility: no network here could fail, no service is paid.
         device: where to compute; None for CUDA where there is one.
         dtype: "float32", "bfloat16" or "float16"; None for float32 on CPU and bfloat16 elsewhere.
         revision: of the model on the hub.

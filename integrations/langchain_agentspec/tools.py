@@ -1,4 +1,4 @@
-"""Tools and schemas in LangChain's forms as OpenAI tool dicts and JSON Schemas, with all that was said of them."""
+"""Tools and schemas in LangChain's forms as OpenAI tool dicts and JSON Schemas, with all of their descriptions."""
 
 from __future__ import annotations
 

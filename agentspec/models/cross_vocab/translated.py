@@ -1,7 +1,7 @@
-"""A draft model of another tokenizer, behind the target's ids: algorithm TLI of Timor et al. 2025 (arXiv 2502.05202).
+"""A draft model of another tokenizer, by the target's ids: algorithm TLI of Timor et al. 2025 (arXiv 2502.05202).
 
-Its law is that of the draft, restricted to the tokens that both vocabularies have. Any q keeps p exact: what the target
-alone can say is never drafted, and comes as recovered and bonus tokens.
+Its distribution is the draft's, restricted to the tokens that both vocabularies have. Any q keeps p exact: what the
+target alone can say is never drafted, and comes as recovered and bonus tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agentspec.runtime.device import upload
 
 
 class TranslatedModel(LanguageModel):
-    """A model that reads and scores the target's ids and computes with a draft's.
+    """A model that reads the target's ids, gives logits of them and computes with a draft's.
 
     Args:
         model: the draft.
@@ -74,7 +74,7 @@ class TranslatedModel(LanguageModel):
 
     @property
     def fits_any_threads(self) -> bool:
-        """Whether its model's scores are the same on any number of threads."""
+        """Whether its model's logits are the same on any number of threads."""
         return self.model.fits_any_threads
 
     @property
@@ -114,8 +114,8 @@ class TranslatedModel(LanguageModel):
         at = [(read, reads.last[read] - 1 - behind) for read, behind in reads.places]
         read, position = upload(torch.tensor(at, dtype=torch.long), logits.device).view(-1, 2).unbind(1)
         known = logits[read, position].index_select(-1, self._theirs)  # [sum(last), shared]
-        scores = known.new_full((len(at), self.vocab_size), -math.inf).index_copy_(-1, self._ours, known)
-        return Logits(pad_sequence(list(torch.split(scores, list(last))), batch_first=True))
+        logits = known.new_full((len(at), self.vocab_size), -math.inf).index_copy_(-1, self._ours, known)
+        return Logits(pad_sequence(list(torch.split(logits, list(last))), batch_first=True))
 
     def _ask(self, context: list[int], count: int, reads: _Reads) -> None:
         """Ask for what follows the last ``count`` tokens of a context."""

@@ -1,4 +1,4 @@
-"""Contexts in the target's tokens, told in those of a draft with another tokenizer.
+"""Contexts in the target's tokens, written in those of a draft with another tokenizer.
 
 Tokens are the same where they write the same bytes, or where tokenizers were given them under the same name (special
 tokens). Text is spelled anew by the draft's tokenizer, word by word: split as the target splits it, it is unlike what
@@ -51,7 +51,7 @@ class Translation:
         self._draft = theirs
         self._written = ours.written
         self._names = self._translated_names(ours)
-        self.longest = max((len(said) for said in (*ours.written, *self._names.values()) if said), default=1)
+        self.longest = max((len(text) for text in (*ours.written, *self._names.values()) if text), default=1)
         """Most tokens of the draft that one of the target may become: one for each byte."""
         self._alone = [text is None or token in self._names for token, text in enumerate(ours.written)]
         self._opens = [_opens_word(text or b"") or alone for text, alone in zip(ours.written, self._alone, strict=True)]

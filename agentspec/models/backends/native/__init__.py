@@ -26,7 +26,7 @@ from agentspec.runtime.digests import is_intact, move, seal
 from agentspec.runtime.paths import check_own, own_folder, root
 
 Compile = bool | Literal["auto"]
-"""Whether CUDA graphs are captured, and products compiled on a CPU: where it can be done (``"auto"``), or as told."""
+"""Whether CUDA graphs are captured, and products compiled on a CPU: where possible (``"auto"``), or as requested."""
 
 COMPILE_OPTIONS: tuple[Compile, ...] = ("auto", True, False)
 
@@ -105,28 +105,28 @@ class Kernels:
         )  # fmt: skip
         return out
 
-    def draw(self, laws: Tensor, uniforms: Tensor) -> Tensor:
+    def draw(self, probs: Tensor, uniforms: Tensor) -> Tensor:
         """Return each row's first token whose cumulative mass is above ``uniforms`` ``[N]`` of the whole.
 
-        Laws are float32, uniforms float64 in [0, 1), both on a CPU; ``[N]``. 0 for a law that is NaN, or has no mass.
+        They are float32, uniforms float64 in [0, 1), both on a CPU; ``[N]``. 0 for a row that is NaN, or has no mass.
         """
-        return _for_rows(self._draw, laws, _check(uniforms, torch.float64), torch.long)
+        return _for_rows(self._draw, probs, _check(uniforms, torch.float64), torch.long)
 
-    def race(self, laws: Tensor, keys: Tensor) -> Tensor:
+    def race(self, probs: Tensor, keys: Tensor) -> Tensor:
         """Return each row's winner of a race in which token i needs ``-log(noise) / probs[i]``: ``[N]``.
 
-        The noise of a token is a hash of it and of ``keys`` ``[N]`` (int64), as in ``CoupledRng``. 0 for a law that is
+        The noise of a token is a hash of it and of ``keys`` ``[N]`` (int64), as in ``CoupledRng``. 0 for a row that is
         NaN.
         """
-        return _for_rows(self._race, laws, _check(keys, torch.long), torch.long)
+        return _for_rows(self._race, probs, _check(keys, torch.long), torch.long)
 
-    def least_of_top_k(self, scores: Tensor, counts: Sequence[float]) -> Tensor:
-        """Of each row ``[N, V]`` (float32, on a CPU) the so many-th greatest score ``[N]``."""
-        return _for_rows(self._top_k, scores, torch.tensor(counts, dtype=torch.float64, device="cpu"), torch.float32)
+    def least_of_top_k(self, logits: Tensor, counts: Sequence[float]) -> Tensor:
+        """Return the k-th largest logit of each row ``[N, V]`` (float32, on a CPU): ``[N]``."""
+        return _for_rows(self._top_k, logits, torch.tensor(counts, dtype=torch.float64, device="cpu"), torch.float32)
 
-    def least_of_top_p(self, scores: Tensor, shares: Sequence[float]) -> Tensor:
-        """Of each row ``[N, V]`` (float32, on a CPU) the least of the greatest scores that have this share ``[N]``."""
-        return _for_rows(self._top_p, scores, torch.tensor(shares, dtype=torch.float64, device="cpu"), torch.float32)
+    def least_of_top_p(self, logits: Tensor, shares: Sequence[float]) -> Tensor:
+        """Return the least of the largest logits of each row ``[N, V]`` that hold a share of its mass: ``[N]``."""
+        return _for_rows(self._top_p, logits, torch.tensor(shares, dtype=torch.float64, device="cpu"), torch.float32)
 
 
 def _for_rows(function: Callable[..., None], rows: Tensor, options: Tensor, dtype: torch.dtype) -> Tensor:
@@ -170,7 +170,7 @@ def kernels() -> Kernels:
 def kernels_for(numbers: Tensor) -> Kernels | None:
     """Return the kernels for float32 on a CPU, where a model with native kernels has loaded them already.
 
-    They are those of the process. Draws are the same as without them, and so are laws but for rounding: top-p adds up
+    They are those of the process. Draws are the same as without them; distributions differ by rounding: top-p adds up
     shares in float64 where torch does so in float32.
     """
     if not numbers.is_cpu or numbers.dtype != torch.float32 or not _kernels.cache_info().currsize:
@@ -182,7 +182,7 @@ def kernels_for(numbers: Tensor) -> Kernels | None:
 def compiles(wanted: Compile) -> bool:
     """Whether products are to be compiled here: as wanted, or (``"auto"``) where there is a compiler.
 
-    One warning where that compiler fails; where there is none, who wants them in any case is told by ``recorder_for``.
+    One warning where that compiler fails; where there is none, ``recorder_for`` warns a caller that demands them.
     """
     if wanted is False:
         return False

@@ -241,8 +241,8 @@ _FIELDS: dict[str, list[dict[str, Any]]] = {
 _OPTIONS: list[dict[str, Any]] = [
     {"fuse": False},
     {"pack": False},
-    {"compile": False},
-    {"fuse": False, "pack": False, "compile": False},
+    {"native_kernels": False},
+    {"fuse": False, "pack": False, "native_kernels": False},
     {"prefill_chunk": 7},
     {"rows": 1},
 ]

@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Any
 
 from transformers import AutoTokenizer
@@ -17,11 +17,11 @@ from agentspec.drafters.model import ModelDrafter
 from agentspec.drafters.suffix import SuffixDrafter
 from agentspec.engine.local import LocalEngine
 from agentspec.errors import IncompatiblePairError, ModelLoadError, TokenizerError
-from agentspec.models.backends.native import Compile
 from agentspec.models.causal_lm import CausalLM
 from agentspec.models.cross_vocab.translated import TranslatedModel
 from agentspec.models.cross_vocab.translation import Translation
 from agentspec.models.embedded import path as embedded_path
+from agentspec.models.switches import Switch, replace_compile
 from agentspec.runtime.threads import in_forked_child
 from agentspec.speculative import SpeculativeDecoder
 
@@ -42,7 +42,12 @@ class PairSpec:
         device: None for CUDA where there is one.
         dtype: None for float32 on CPU and bfloat16 elsewhere.
         revision: of the target on the hub.
-        compile: whether CUDA graphs are captured, and kernels compiled on a CPU; "auto" where that can be done.
+        cuda_graphs: whether passes are captured as CUDA graphs; "auto" where there is CUDA.
+        native_kernels: whether kernels are compiled on a CPU; "auto" where that can be done.
+        compile: old name of both, for one release.
+
+    Raises:
+        ModelLoadError: for ``compile`` beside one of the two, or a value that is no switch.
     """
 
     model: str = EMBEDDED
@@ -50,7 +55,14 @@ class PairSpec:
     device: str | None = None
     dtype: str | None = None
     revision: str | None = None
-    compile: Compile = "auto"
+    cuda_graphs: Switch = "auto"
+    native_kernels: Switch = "auto"
+    compile: InitVar[Switch | None] = None
+
+    def __post_init__(self, compile: Switch | None) -> None:
+        found = replace_compile(compile, self.cuda_graphs, self.native_kernels, stacklevel=4)
+        for name, value in zip(("cuda_graphs", "native_kernels"), found, strict=True):
+            object.__setattr__(self, name, value)
 
 
 _log = logging.getLogger("agentspec")
@@ -160,5 +172,6 @@ def _load_model(name: str, revision: str | None, spec: PairSpec) -> CausalLM:
         device=spec.device,
         dtype=spec.dtype,
         revision=revision,
-        compile=spec.compile,
+        cuda_graphs=spec.cuda_graphs,
+        native_kernels=spec.native_kernels,
     )

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from agentspec.errors import ContextOverflowError, InvalidRequestError, ModelLoadError, check_option
 from agentspec.models import LanguageModel
-from agentspec.models.backends.native import COMPILE_OPTIONS, Compile, kernels
+from agentspec.models.backends.native import kernels
 from agentspec.models.backends.native.sampling import NativeSampling
 from agentspec.models.backends.sampling import TORCH, SamplingKernels
 from agentspec.models.config_fields import end_token_ids as config_end_token_ids
@@ -26,6 +26,7 @@ from agentspec.models.loading import forward_keywords, load_module, parse_dtype,
 from agentspec.models.logits import Logits, RowLogits, stack
 from agentspec.models.packing import compiled_by, layouts
 from agentspec.models.probe import Probe
+from agentspec.models.switches import Switch, replace_compile
 from agentspec.models.tuning import tune
 from agentspec.runtime.threads import apart, exclusive
 
@@ -35,8 +36,8 @@ _alone = exclusive("model")  # whatever objects are made around it
 class CausalLM(LanguageModel):
     """A decoder-only transformers model as a ``LanguageModel``.
 
-    ``compile`` captures passes as CUDA graphs (``"auto"``: where there is CUDA); one that cannot be captured is
-    launched kernel by kernel, with one warning and the same results. On a CPU it acts as a model is loaded.
+    ``cuda_graphs`` captures passes as CUDA graphs (``"auto"``: where there is CUDA); one that cannot be captured is
+    launched kernel by kernel, with one warning and the same results. ``compile`` is its old name, for one release.
 
     ``rows`` contexts are kept cached, within ``memory_budget_bytes`` of K and V (default: 4 GiB on CPU, half of the
     free memory on CUDA); long contexts are read ``prefill_chunk`` tokens at a time. The module is put into evaluation
@@ -54,8 +55,10 @@ class CausalLM(LanguageModel):
         rows: int = 8,
         memory_budget_bytes: int | None = None,
         prefill_chunk: int = 512,
-        compile: Compile = "auto",
+        cuda_graphs: Switch = "auto",
+        compile: Switch | None = None,
     ) -> None:
+        cuda_graphs, _ = replace_compile(compile, cuda_graphs, "auto")
         if rows < 1 or prefill_chunk < 1:
             raise ValueError(f"rows and prefill_chunk must be at least 1, got {rows} and {prefill_chunk}")
         keywords = forward_keywords(model)
@@ -73,7 +76,7 @@ class CausalLM(LanguageModel):
         self._probe()
         budget = default_budget(self.device) if memory_budget_bytes is None else memory_budget_bytes
         self.kv.resize(rows=rows, budget_bytes=budget)
-        self._forward.capture_with(recorder_for(compile, self.device, compiled_by(model) is not None))
+        self._forward.capture_with(recorder_for(cuda_graphs, self.device))
 
     @classmethod
     @apart
@@ -92,7 +95,9 @@ class CausalLM(LanguageModel):
         prefill_chunk: int = 512,
         fuse: bool = True,
         pack: bool | None = None,
-        compile: Compile = "auto",
+        cuda_graphs: Switch = "auto",
+        native_kernels: Switch = "auto",
+        compile: Switch | None = None,
     ) -> CausalLM:
         """Load a model from a directory or the hub: safetensors, or ``gguf_file`` within it.
 
@@ -100,15 +105,16 @@ class CausalLM(LanguageModel):
         checkpoints and remote code are read only when asked for by ``allow_pickle`` and ``trust_remote_code``.
         ``fuse`` computes the model in fewer operators (see ``models/fusion.py``), ``pack`` lays the weights out for
         their products (see ``models/packing.py``); None does so where it can be done: float32 on a CPU. There
-        ``compile`` compiles these products, with a C++ compiler; without one they are oneDNN's. All three round
-        otherwise than transformers' own layers.
+        ``native_kernels`` compiles these products, with a C++ compiler; without one they are oneDNN's. All three round
+        otherwise than transformers' own layers. ``compile`` is the old name of ``cuda_graphs`` and ``native_kernels``,
+        for one release.
 
         Raises ``ModelLoadError`` when there is no such model or device, weights are missing, cut off, pickled, or
         left over, config.json holds a value that is none, an option has another value, or the model is refused.
         """
         check_option("fuse", fuse, (True, False))
         check_option("pack", pack, (None, True, False))
-        check_option("compile", compile, COMPILE_OPTIONS)
+        cuda_graphs, native_kernels = replace_compile(compile, cuda_graphs, native_kernels, stacklevel=4)
         target = usable_device(device)
         model = load_module(
             os.fspath(name_or_path),
@@ -120,13 +126,13 @@ class CausalLM(LanguageModel):
         )
         torch.nn.Module.to(model, target)
         forward_keywords(model)  # refuses what cannot be served, before anything is made of it
-        tune(model, fuse=fuse, pack=pack, compile=compile)
+        tune(model, fuse=fuse, pack=pack, native_kernels=native_kernels)
         return cls(
             model,
             rows=rows,
             memory_budget_bytes=memory_budget_bytes,
             prefill_chunk=prefill_chunk,
-            compile=compile,
+            cuda_graphs=cuda_graphs,
         )
 
     @property

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from agentspec.errors import check_option
-from agentspec.models.backends.native import COMPILE_OPTIONS, Compile
+from agentspec.models.switches import SWITCHES, Switch
 from agentspec.runtime.device import CAPTURING, pinned, upload, wait_for
 
 MOST_GRAPHS = 64
@@ -164,7 +164,7 @@ class Graphs:
             self._forget()
             self._recorder = None
             warnings.warn(
-                "Passes cannot be captured, and are launched kernel by kernel (compile=False does so without a "
+                "Passes cannot be captured, and are launched kernel by kernel (cuda_graphs=False does so without a "
                 f"warning); results are the same: {error}",
                 RuntimeWarning,
                 stacklevel=2,
@@ -185,21 +185,20 @@ def _is_close(found: Tensor, expected: Tensor) -> bool:
     return bool(off)  # NaN is not close
 
 
-def recorder_for(compile: Compile, device: torch.device, is_compiled: bool = False) -> Recorder | None:
-    """Return what captures passes on a device, as ``compile`` requests; None for nothing.
+def recorder_for(cuda_graphs: Switch, device: torch.device) -> Recorder | None:
+    """Return what captures passes on a device; None for nothing.
 
-    One warning where it is wanted, cannot be done, and nothing else ``is_compiled``.
+    One warning where graphs are demanded and there is no CUDA.
 
     Raises:
         ModelLoadError: for another value.
     """
-    check_option("compile", compile, COMPILE_OPTIONS)
+    check_option("cuda_graphs", cuda_graphs, SWITCHES)
     if device.type == "cuda":
-        return CudaRecorder(device) if compile else None
-    if compile is True and not is_compiled:
+        return CudaRecorder(device) if cuda_graphs else None
+    if cuda_graphs is True:
         warnings.warn(
-            "compile=True captures CUDA graphs, and on a CPU compiles the products of float32 weights that are packed, "
-            f"with a C++ compiler. On this {device.type} there was nothing to compile, or nothing to do it with; "
+            f"cuda_graphs=True captures passes on CUDA; on this {device.type} there is none to capture, and "
             "results are the same.",
             RuntimeWarning,
             stacklevel=2,

@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, dict[int, float]]:
     ways: dict[str, Pass] = {
         "transformers": plain_transformers(context),
         "neither fused nor packed": ours(context, fuse=False, pack=False),
-        "without a compiler": ours(context, compile=False),
+        "without a compiler": ours(context, native_kernels=False),
         "agentspec": ours(context),
     }
     if options.compiled:

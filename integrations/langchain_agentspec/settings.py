@@ -21,7 +21,7 @@ from pydantic import (
 from agentspec import InvalidRequestError, LocalEngine, SamplingParams
 from agentspec.engine.registry import EMBEDDED, PairSpec, shared_engine
 from agentspec.errors import shown
-from agentspec.models.backends.native import Compile
+from agentspec.models.switches import Switch, replace_compile
 from agentspec.runtime.tokens import well_formed
 
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias")
@@ -72,7 +72,9 @@ class ModelSettings(BaseModel):
         device: where to compute; None for CUDA where there is one.
         dtype: "float32", "bfloat16" or "float16"; None for float32 on CPU and bfloat16 elsewhere.
         revision: of the model on the hub.
-        compile: whether CUDA graphs are captured, and kernels compiled on a CPU; "auto" where that can be done.
+        cuda_graphs: whether passes are captured as CUDA graphs; "auto" where there is CUDA.
+        native_kernels: whether kernels are compiled on a CPU; "auto" where that can be done. ``compile`` is the old
+            name of both, for one release.
         engine: an engine to use in place of the shared one; it must have a tokenizer.
     """
 
@@ -101,7 +103,8 @@ class ModelSettings(BaseModel):
     device: str | None = None
     dtype: str | None = None
     revision: str | None = None
-    compile: Compile = "auto"
+    cuda_graphs: Switch = "auto"
+    native_kernels: Switch = "auto"
     engine: LocalEngine | None = Field(default=None, exclude=True, repr=False)
 
     @field_validator("stop", mode="before")
@@ -119,7 +122,7 @@ class ModelSettings(BaseModel):
     def _by_their_names(cls, values: Any) -> Any:
         if not isinstance(values, Mapping):
             return values
-        values = canonical(values)
+        values = _without_compile(canonical(values))
         fields = cls.model_fields
         _check_known(values, {*fields, *(str(field.alias) for field in fields.values() if field.alias)}, "the model")
         return {
@@ -168,7 +171,7 @@ class ModelSettings(BaseModel):
 
     def identity(self) -> dict[str, Any]:
         """All that an answer depends on, but for the prompt."""
-        names = (*self.overridable(), "draft", "stop", "device", "dtype", "revision", "compile")
+        names = (*self.overridable(), "draft", "stop", "device", "dtype", "revision", "cuda_graphs", "native_kernels")
         # No cache may take the answers of an engine of the user's own for those of another.
         return {**{name: getattr(self, name) for name in names}, "engine": self.engine and self.engine.identity}
 
@@ -180,7 +183,8 @@ class ModelSettings(BaseModel):
             ModelLoadError: for a model that cannot be loaded.
         """
         if self.engine is None:
-            return shared_engine(PairSpec(model, self.draft, self.device, self.dtype, self.revision, self.compile))
+            switches = (self.cuda_graphs, self.native_kernels)
+            return shared_engine(PairSpec(model, self.draft, self.device, self.dtype, self.revision, *switches))
         if model != self.model:
             raise InvalidRequestError(
                 f"model={shown(model)} asks for another model than that of the engine given as engine=...; leave one "
@@ -198,6 +202,16 @@ class ModelSettings(BaseModel):
 def _adapter(cls: type[ModelSettings], name: str) -> TypeAdapter[Any]:
     kind: Any = cls.model_fields[name].annotation
     return TypeAdapter(kind)
+
+
+def _without_compile(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a model with the old ``compile`` as the two that it is now."""
+    if "compile" not in values:
+        return values
+    rest = {name: value for name, value in values.items() if name != "compile"}
+    names = ("cuda_graphs", "native_kernels")
+    both = replace_compile(values["compile"], *(rest.get(name, "auto") for name in names), stacklevel=7)
+    return rest | dict(zip(names, both, strict=True))
 
 
 def _as_field(cls: type[ModelSettings], name: str, value: Any) -> Any:

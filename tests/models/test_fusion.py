@@ -83,7 +83,7 @@ def test_a_fused_model_computes_the_same_on_a_random_walk(name: str, is_captured
 @pytest.mark.parametrize("name", ["llama", "qwen3_mixed", "gemma3", "granite"])
 def test_a_model_that_is_fused_packed_and_stacked_computes_the_same(name: str, compile: bool) -> None:
     model = ARCHITECTURES[name]()
-    tune(model, fuse=True, pack=None, compile="auto" if compile else False)
+    tune(model, fuse=True, pack=None, native_kernels="auto" if compile else False)
     assert found(model) == FOUND[name]
     cursor(CausalLM(model, rows=3), ARCHITECTURES[name](), seed=5, steps=20)
 
@@ -338,7 +338,7 @@ def test_a_model_that_cannot_run_stays_as_it_is() -> None:
     [
         ({"fuse": "no"}, r"fuse must be one of True, False, got 'no'"),
         ({"pack": "yes"}, r"pack must be one of None, True, False, got 'yes'"),
-        ({"compile": "maybe"}, r"compile must be one of 'auto', True, False, got 'maybe'"),
+        ({"native_kernels": "maybe"}, r"native_kernels must be one of 'auto', True, False, got 'maybe'"),
         ({"device": "nowhere"}, r"device 'nowhere' cannot be used: .*Expected 'cpu'"),
     ],
 )
@@ -373,7 +373,7 @@ def test_what_is_around_a_stack_is_left_out_where_it_computes_nothing_else(name:
 
 
 def compiled_or_not(model: PreTrainedModel) -> PreTrainedModel:
-    tune(model, fuse=True, pack=None, compile="auto")
+    tune(model, fuse=True, pack=None, native_kernels="auto")
     return model
 
 
@@ -402,7 +402,7 @@ def shifted(self: Any, input_ids: torch.Tensor, **options: Any) -> Any:
 @pytest.mark.parametrize("change", ["a hook on the head", "a hook on the model", "a scale", "a clip", "a shift"])
 def test_a_model_that_computes_more_around_its_stack_is_called_whole(change: str) -> None:
     model: Any = llama()
-    tune(model, fuse=True, pack=False, compile=False)
+    tune(model, fuse=True, pack=False, native_kernels=False)
     assert direct(model) is not None
     if change.startswith("a hook"):
         part = model.lm_head if change == "a hook on the head" else model

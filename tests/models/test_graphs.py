@@ -262,25 +262,22 @@ def test_what_reads_a_number_from_the_device_cannot_be_captured_and_is_launched(
     assert graphs.run(compute, table + 1, CPU, "a", 0).tolist() == [[6, 9]]
 
 
-def test_compile_is_auto_true_or_false() -> None:
+def test_cuda_graphs_is_auto_true_or_false() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert (
             recorder_for("auto", CPU) is recorder_for(False, CPU) is recorder_for(False, torch.device("cuda")) is None
         )
     assert recorder_for("auto", torch.device("cuda")) is not None
-    with pytest.warns(RuntimeWarning, match="On this cpu there was nothing to compile"):
+    with pytest.warns(RuntimeWarning, match="on this cpu there is none to capture"):
         assert recorder_for(True, CPU) is None
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert recorder_for(True, CPU, is_compiled=True) is None
-    with pytest.raises(ValueError, match="compile must be one of 'auto', True, False, got 'yes'"):
-        CausalLM(llama(), compile="yes")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="cuda_graphs must be one of 'auto', True, False, got 'yes'"):
+        CausalLM(llama(), cuda_graphs="yes")  # type: ignore[arg-type]
 
 
-def test_compile_true_on_a_cpu_warns_and_computes_the_same() -> None:
+def test_cuda_graphs_true_on_a_cpu_warns_and_computes_the_same() -> None:
     with pytest.warns(RuntimeWarning, match="results are the same"):
-        lm = CausalLM(llama(), compile=True)
+        lm = CausalLM(llama(), cuda_graphs=True)
     ask(lm, llama(), [[1, 2, 3]], [2])
 
 

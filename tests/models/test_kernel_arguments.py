@@ -88,7 +88,7 @@ def test_attention_is_of_shapes_that_fit(name: str, change: Tensor, error: type[
 
 def test_a_pass_reads_and_writes_inside_of_its_tables() -> None:
     model = build("Llama", **SIZES | {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32})
-    tune(model, fuse=True, pack=None, compile=True)
+    tune(model, fuse=True, pack=None, native_kernels=True)
     lm = CausalLM(model, rows=2)
     lm.next_logits([[1, 2, 3]], [1])
     compiled = lm._forward._compiled

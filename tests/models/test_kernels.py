@@ -412,7 +412,7 @@ WHOLE = {"head_dim": 32, "intermediate_size": 64}  # sizes that all kernels comp
 
 
 def compiled(model: PreTrainedModel, **options: Any) -> PreTrainedModel:
-    tune(model, **({"fuse": True, "pack": None, "compile": True} | options))
+    tune(model, **({"fuse": True, "pack": None, "native_kernels": True} | options))
     return model
 
 
@@ -911,9 +911,9 @@ def test_a_compiler_that_fails_costs_a_warning_and_nothing_else(
     assert len(warned) == 1
     assert layouts(lm.model).keys() <= {"oneDNN"}
     with pytest.warns(RuntimeWarning, match="nothing to do it with") as warned:
-        CausalLM.from_pretrained(tmp_path / "model", device="cpu", compile=True)
+        CausalLM.from_pretrained(tmp_path / "model", device="cpu", native_kernels=True)
     assert len(warned) == 1
-    expected = CausalLM.from_pretrained(tmp_path / "model", device="cpu", compile=False)
+    expected = CausalLM.from_pretrained(tmp_path / "model", device="cpu", native_kernels=False)
     assert torch.equal(lm.next_logits([[1, 2, 3]], [3]).values, expected.next_logits([[1, 2, 3]], [3]).values)
 
 
@@ -929,5 +929,5 @@ def test_without_a_compiler_nobody_is_told(anew: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("compile", ["auto", True, False])
 def test_models_are_compiled_as_they_are_loaded(compile: bool, tmp_path: Path) -> None:
     llama().bfloat16().save_pretrained(tmp_path)
-    lm = CausalLM.from_pretrained(tmp_path, device="cpu", compile=compile)
+    lm = CausalLM.from_pretrained(tmp_path, device="cpu", native_kernels=compile)
     assert ("bfloat16" in layouts(lm.model)) == bool(compile)

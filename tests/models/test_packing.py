@@ -90,7 +90,7 @@ def test_layers_of_another_kind_stay(compile: bool) -> None:
 def test_models_are_packed_as_they_are_loaded(tmp_path: Path) -> None:
     llama().save_pretrained(tmp_path)
     assert layouts(CausalLM.from_pretrained(tmp_path, device="cpu").model).total() > 0
-    assert layouts(CausalLM.from_pretrained(tmp_path, device="cpu", compile=False).model).keys() == {"oneDNN"}
+    assert layouts(CausalLM.from_pretrained(tmp_path, device="cpu", native_kernels=False).model).keys() == {"oneDNN"}
     assert layouts(CausalLM.from_pretrained(tmp_path, device="cpu", pack=False).model).total() == 0
     assert layouts(CausalLM.from_pretrained(tmp_path, device="cpu", dtype="bfloat16").model).total() == 0
     with pytest.raises(ModelLoadError, match=r"float32.*bfloat16"):

@@ -27,6 +27,7 @@ from agentspec import (
 from agentspec.engine.registry import PairSpec, load_engine, shared_engine, translate
 from agentspec.models.backends.native import compiles
 from agentspec.models.packing import compiled_by
+from agentspec.models.switches import Switch
 from langchain_agentspec import ChatAgentSpec
 
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
@@ -163,11 +164,31 @@ def test_engines_are_shared_by_what_makes_them_the_same(tmp_path: Path) -> None:
 def test_what_is_compiled_tells_engines_apart_and_is_handed_to_the_model(tmp_path: Path) -> None:
     name = save(tmp_path, head=16)
     engine = shared_engine(PairSpec(name, device="cpu"))
-    other = shared_engine(PairSpec(name, device="cpu", compile=False))
+    other = shared_engine(PairSpec(name, device="cpu", native_kernels=False))
     assert other is not engine
     for found, is_compiled in ((engine, compiles("auto")), (other, False)):
         assert isinstance(found.decoder.target, CausalLM)
         assert (compiled_by(found.decoder.target.model) is not None) == is_compiled
         found.close()
-    models = [ChatAgentSpec(model=name, device="cpu", compile=told) for told in ("auto", False)]
+    models = [ChatAgentSpec(model=name, device="cpu", native_kernels=wanted) for wanted in ("auto", False)]
     assert models[0].identity() != models[1].identity()
+
+
+@pytest.mark.parametrize(("old", "new"), [("auto", "auto"), (True, "auto"), (False, False)])
+def test_compile_is_the_old_name_of_two_settings(old: Switch, new: Switch) -> None:
+    with pytest.warns(DeprecationWarning, match=r"cuda_graphs \(on CUDA\) and native_kernels \(on a CPU\)") as warned:
+        spec = PairSpec("somewhere", compile=old)
+        model = ChatAgentSpec(model="somewhere", compile=old)  # type: ignore[call-arg]
+        CausalLM(llama(), compile=old)
+    assert [warning.filename for warning in warned] == [__file__] * 3  # each names the line that gave it
+    assert spec == PairSpec("somewhere", cuda_graphs=new, native_kernels=new)
+    assert (model.cuda_graphs, model.native_kernels) == (new, new)
+
+
+@pytest.mark.parametrize("name", ["cuda_graphs", "native_kernels"])
+def test_compile_beside_a_setting_that_replaces_it_is_refused(name: str) -> None:
+    for make in (PairSpec, ChatAgentSpec):
+        with pytest.raises(ValueError, match="expected these without it"):
+            make(model="somewhere", compile=True, **{name: False})  # type: ignore[operator]
+        with pytest.raises(ValueError, match=f"{name} must be one of 'auto', True, False, got 'no'|Input should be"):
+            make(model="somewhere", **{name: "no"})  # type: ignore[operator]

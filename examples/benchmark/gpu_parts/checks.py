@@ -297,7 +297,7 @@ def model_findings(scale: Scale, device: str, dtype: torch.dtype, length: int) -
     cached, wobble = cached_logits(target)
     yield cached
     for model in (target, draft):
-        yield captured_passes(CausalLM(model.model, compile=False), model)
+        yield captured_passes(CausalLM(model.model, cuda_graphs=False), model)
     if dtype == torch.float32:
         yield equal_texts(target, draft, 0.0, length)
         yield equal_texts(target, draft, 1.0, length)

@@ -300,7 +300,7 @@ def all_batches(
     auto = Auto(PassCost(costs[0].seconds), {drafter.name: PassCost(costs[1].seconds)})
     decoders[AUTO] = Decoder(target, drafter, gamma=auto)
     if target.captures:
-        decoders[LAUNCHED] = Decoder(CausalLM(target.model, compile=False))
+        decoders[LAUNCHED] = Decoder(CausalLM(target.model, cuda_graphs=False))
     with ExitStack() as stack:
         ways = {name: engine_way(stack.enter_context(closing(LocalEngine(d)))) for name, d in decoders.items()}
         for batch in size.batches:

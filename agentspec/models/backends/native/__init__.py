@@ -16,19 +16,15 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from agentspec.errors import CacheError
+from agentspec.models.switches import Switch
 from agentspec.runtime.digests import is_intact, move, seal
 from agentspec.runtime.paths import check_own, own_folder, root
-
-Compile = bool | Literal["auto"]
-"""Whether CUDA graphs are captured, and products compiled on a CPU: where possible (``"auto"``), or as requested."""
-
-COMPILE_OPTIONS: tuple[Compile, ...] = ("auto", True, False)
 
 _SOURCES = Path(__file__).with_name("src")
 _COMPILERS = ("g++", "c++")  # Clang's OpenMP is another than torch's
@@ -179,10 +175,10 @@ def kernels_for(numbers: Tensor) -> Kernels | None:
     return found if isinstance(found, Kernels) else None
 
 
-def compiles(wanted: Compile) -> bool:
+def compiles(wanted: Switch) -> bool:
     """Whether products are to be compiled here: as wanted, or (``"auto"``) where there is a compiler.
 
-    One warning where that compiler fails; where there is none, ``recorder_for`` warns a caller that demands them.
+    One warning where that compiler fails; where there is none, ``tune`` warns a caller that demands them.
     """
     if wanted is False:
         return False
@@ -191,8 +187,8 @@ def compiles(wanted: Compile) -> bool:
         return True
     if wanted == "auto" and sys.platform == "linux" and _compiler() is not None:
         warnings.warn(
-            "Products could not be compiled, decoding will be slower (compile=False does without them, and without a "
-            f"warning); results are the same: {found}",
+            "Products could not be compiled, decoding will be slower (native_kernels=False does without them, and "
+            f"without a warning); results are the same: {found}",
             RuntimeWarning,
             stacklevel=3,
         )

@@ -31,8 +31,8 @@ from agentspec.errors import (
 from agentspec.grammars.grammar import Grammar
 from agentspec.models import LanguageModel
 from agentspec.models.causal_lm import CausalLM
-from agentspec.models.cross_vocab.translated import TranslatedModel
-from agentspec.models.cross_vocab.translation import Translation
+from agentspec.models.cross_vocab.mapping import VocabMapping
+from agentspec.models.cross_vocab.model import CrossVocabModel
 from agentspec.sampling import SamplingParams
 from agentspec.sequence import FinishReason, Sequence, TokenLogprob
 from agentspec.speculative import SpeculativeDecoder
@@ -46,6 +46,7 @@ __all__ = [
     "CausalLM",
     "Completion",
     "ContextOverflowError",
+    "CrossVocabModel",
     "Delta",
     "Draft",
     "DraftLength",
@@ -74,12 +75,11 @@ __all__ = [
     "StepStats",
     "SuffixDrafter",
     "TokenLogprob",
-    "TranslatedModel",
-    "Translation",
+    "VocabMapping",
 ]
 
 
-_RENAMED: dict[str, str] = {}
+_RENAMED = {"TranslatedModel": "CrossVocabModel", "Translation": "VocabMapping"}
 """New public names by old ones, for one release."""
 
 

@@ -36,6 +36,8 @@ MOVED = {
     "masks": "grammars.token_mask",
     "metrics": "engine.metrics",
     "models.cost": "models.pass_cost",
+    "models.translated": "models.cross_vocab.model",
+    "models.translation": "models.cross_vocab.mapping",
     "pairs": "engine.registry",
     "report.html": "report.views.html",
     "report.prometheus": "engine.prometheus",

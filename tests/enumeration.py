@@ -25,14 +25,14 @@ from transformers import PreTrainedTokenizerFast
 from agentspec import (
     Batch,
     Cascade,
+    CrossVocabModel,
     Drafter,
     ModelDrafter,
     PromptLookupDrafter,
     SamplingParams,
     Sequence,
     SuffixDrafter,
-    TranslatedModel,
-    Translation,
+    VocabMapping,
 )
 from agentspec.drafters import NoDrafter
 from agentspec.grammars.matcher import Matcher
@@ -353,8 +353,8 @@ def drafters(target: TableModel, draft: TableModel) -> dict[str, Drafter]:
         "model": ModelDrafter(draft),
         "self": ModelDrafter(target),
         "unmasked": ModelDrafter(draft, masked=False),
-        "translated": ModelDrafter(
-            TranslatedModel(CachingTable(target.vocab_size, seed=11), translation(target.vocab_size))
+        "another vocabulary": ModelDrafter(
+            CrossVocabModel(CachingTable(target.vocab_size, seed=11), letter_mapping(target.vocab_size))
         ),
         "lookup": PromptLookupDrafter(min_ngram=1),
         "suffix": SuffixDrafter(),
@@ -374,10 +374,10 @@ class CachingTable(TableModel):
 
 
 @functools.cache
-def translation(vocab_size: int) -> Translation:
+def letter_mapping(vocab_size: int) -> VocabMapping:
     """To a draft with the same letters in another order, but for one: where that alone is legal, nothing is drafted."""
     letters = "abcdefgh"[: vocab_size - 1]
-    return Translation(letter_tokenizer([*letters, END]), letter_tokenizer(["x", END, *reversed(letters[:-1])]))
+    return VocabMapping(letter_tokenizer([*letters, END]), letter_tokenizer(["x", END, *reversed(letters[:-1])]))
 
 
 def letter_tokenizer(tokens: SequenceOf[str]) -> PreTrainedTokenizerFast:

@@ -1,4 +1,4 @@
-"""Target/draft pairs: loading them, translating where their tokens differ, and sharing them in the process."""
+"""Target/draft pairs: loading them, mapping tokens where vocabularies differ, and sharing them in the process."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from agentspec.drafters.suffix import SuffixDrafter
 from agentspec.engine.local import LocalEngine
 from agentspec.errors import IncompatiblePairError, ModelLoadError, TokenizerError
 from agentspec.models.causal_lm import CausalLM
-from agentspec.models.cross_vocab.translated import TranslatedModel
-from agentspec.models.cross_vocab.translation import Translation
+from agentspec.models.cross_vocab.mapping import VocabMapping
+from agentspec.models.cross_vocab.model import CrossVocabModel
 from agentspec.models.embedded import path as embedded_path
 from agentspec.models.switches import Switch, replace_compile
 from agentspec.runtime.threads import in_forked_child
@@ -103,10 +103,10 @@ def load_engine(spec: PairSpec) -> LocalEngine:
     drafters: list[Drafter] = [SuffixDrafter()]
     if spec.draft is not None:
         draft_tokenizer = load_tokenizer(spec.draft)
-        translation = translate(spec.model, tokenizer, spec.draft, draft_tokenizer)
+        mapping = map_vocabulary(spec.model, tokenizer, spec.draft, draft_tokenizer)
         draft = _load_model(spec.draft, None, spec)
         _check_logits(spec.draft, draft_tokenizer, draft)
-        drafters.append(ModelDrafter(draft if translation is None else TranslatedModel(draft, translation)))
+        drafters.append(ModelDrafter(draft if mapping is None else CrossVocabModel(draft, mapping)))
     target = _load_model(spec.model, spec.revision, spec)
     target.limit_vocab(_check_logits(spec.model, tokenizer, target))
     _log.info("%s: KV cache of %s", spec.model, target.kv.memory)
@@ -140,7 +140,7 @@ def load_tokenizer(name: str, revision: str | None = None) -> Any:
         ) from error
 
 
-def translate(target: str, target_tokenizer: Any, draft: str, draft_tokenizer: Any) -> Translation | None:
+def map_vocabulary(target: str, target_tokenizer: Any, draft: str, draft_tokenizer: Any) -> VocabMapping | None:
     """From the target's tokens to the draft's; None where every id means the same to both.
 
     Raises:
@@ -151,10 +151,10 @@ def translate(target: str, target_tokenizer: Any, draft: str, draft_tokenizer: A
     pair = f"Target {target!r} and draft {draft!r} have different tokenizers"
     advice = "Choose a draft of the target's own family, or one whose tokenizer is closer to the target's."
     try:
-        translation = Translation(target_tokenizer, draft_tokenizer)
+        mapping = VocabMapping(target_tokenizer, draft_tokenizer)
     except TokenizerError as error:
         raise IncompatiblePairError(f"{pair}, and their tokens cannot be compared. {error} {advice}") from error
-    found, ours, theirs = len(translation.shared), translation.target_tokens, translation.draft_tokens
+    found, ours, theirs = len(mapping.shared), mapping.target_tokens, mapping.draft_tokens
     expected = math.ceil(LEAST_SHARED * min(ours, theirs))
     shares = f"{found:,} of {ours:,} (target) and {theirs:,} (draft) tokens are in both vocabularies"
     if found < expected:
@@ -163,7 +163,7 @@ def translate(target: str, target_tokenizer: Any, draft: str, draft_tokenizer: A
             f"Nothing else could be drafted, so that hardly any draft would be accepted. {advice}"
         )
     _log.info("%s drafts for %s in a vocabulary of its own: %s, and only those are drafted", draft, target, shares)
-    return translation
+    return mapping
 
 
 def _load_model(name: str, revision: str | None, spec: PairSpec) -> CausalLM:

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from agentspec import (
     CausalLM,
+    CrossVocabModel,
     IncompatiblePairError,
     InvalidRequestError,
     LocalEngine,
@@ -22,9 +23,8 @@ from agentspec import (
     Request,
     SamplingParams,
     SpeculativeDecoder,
-    TranslatedModel,
 )
-from agentspec.engine.registry import PairSpec, load_engine, shared_engine, translate
+from agentspec.engine.registry import PairSpec, load_engine, map_vocabulary, shared_engine
 from agentspec.models.backends.native import compiles
 from agentspec.models.packing import compiled_by
 from agentspec.models.switches import Switch
@@ -83,7 +83,7 @@ def test_a_draft_of_another_tokenizer_drafts_what_both_have(tmp_path: Path, capl
     requests = [Request([1, 2, 3], params, n=4, gamma=gamma) for gamma in (0, 4)]
     with caplog.at_level(logging.INFO, logger="agentspec"):
         engine = load_engine(PairSpec(target, draft, device="cpu"))
-    assert isinstance(engine.decoder.drafter.models()["model"], TranslatedModel)
+    assert isinstance(engine.decoder.drafter.models()["model"], CrossVocabModel)
     engine.decoder.acceptance = "coupled"
     plain, samples = engine.generate(requests)
     engine.close()
@@ -97,12 +97,12 @@ def test_a_quarter_of_the_smaller_vocabulary_is_enough() -> None:
     """3 of 9 tokens here: the end and two letters."""
     ours, theirs = letter_tokenizer([END, *"abcdefgh"]), letter_tokenizer([END, *"abstuvwxyzABCDEFG"])
     for target, draft in ((ours, theirs), (theirs, ours)):
-        translation = translate("target", target, "draft", draft)
-        assert translation is not None
-        assert len(translation.shared) == 3
+        mapping = map_vocabulary("target", target, "draft", draft)
+        assert mapping is not None
+        assert len(mapping.shared) == 3
     with pytest.raises(IncompatiblePairError, match=r"2 of 9 .* expected at least 3"):
-        translate("target", ours, "draft", letter_tokenizer([END, *"astuvwxyz"]))
-    assert translate("target", ours, "draft", letter_tokenizer([END, *"abcdefgh"])) is None
+        map_vocabulary("target", ours, "draft", letter_tokenizer([END, *"astuvwxyz"]))
+    assert map_vocabulary("target", ours, "draft", letter_tokenizer([END, *"abcdefgh"])) is None
 
 
 def test_too_few_tokens_in_common_are_refused_naming_both(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_tokens_that_cannot_be_compared_are_refused_naming_both(tmp_path: Path) 
         load_engine(PairSpec(target, draft, device="cpu"))
     assert target in str(caught.value)
     assert draft in str(caught.value)
-    assert translate(draft, words, draft, words) is None  # the same tokens need no comparing
+    assert map_vocabulary(draft, words, draft, words) is None  # the same tokens need no comparing
 
 
 def test_a_tokenizer_with_more_ids_than_the_head_is_refused(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_tokenizer_with_more_ids_than_the_head_is_refused(tmp_path: Path) -> N
         load_engine(PairSpec(save(tmp_path, head=8), device="cpu"))
 
 
-@pytest.mark.parametrize("letters", ["abcdefgh", "hgfedcba"], ids=["same tokens", "translated"])
+@pytest.mark.parametrize("letters", ["abcdefgh", "hgfedcba"], ids=["same tokens", "mapped"])
 def test_a_draft_whose_tokenizer_has_more_ids_than_its_head_is_refused(tmp_path: Path, letters: str) -> None:
     target = save(tmp_path / "target", head=16)
     draft = save(tmp_path / "draft", head=8, letters=letters)
@@ -176,13 +176,18 @@ def test_what_is_compiled_tells_engines_apart_and_is_handed_to_the_model(tmp_pat
 
 @pytest.mark.parametrize(("old", "new"), [("auto", "auto"), (True, "auto"), (False, False)])
 def test_compile_is_the_old_name_of_two_settings(old: Switch, new: Switch) -> None:
-    with pytest.warns(DeprecationWarning, match=r"cuda_graphs \(on CUDA\) and native_kernels \(on a CPU\)") as warned:
-        spec = PairSpec("somewhere", compile=old)
-        model = ChatAgentSpec(model="somewhere", compile=old)  # type: ignore[call-arg]
-        CausalLM(llama(), compile=old)
-    assert [warning.filename for warning in warned] == [__file__] * 3  # each names the line that gave it
-    assert spec == PairSpec("somewhere", cuda_graphs=new, native_kernels=new)
-    assert (model.cuda_graphs, model.native_kernels) == (new, new)
+    made = (
+        lambda: PairSpec("somewhere", compile=old),
+        lambda: ChatAgentSpec(model="somewhere", compile=old),  # type: ignore[call-arg]
+        lambda: CausalLM(llama(), compile=old),
+    )
+    found: list[Any] = []
+    for make in made:
+        with pytest.warns(DeprecationWarning, match=r"cuda_graphs \(on CUDA\) and native_kernels") as warned:
+            found.append(make())
+        assert [warning.filename for warning in warned] == [__file__]  # the line that gave it is named
+    assert found[0] == PairSpec("somewhere", cuda_graphs=new, native_kernels=new)
+    assert (found[1].cuda_graphs, found[1].native_kernels) == (new, new)
 
 
 @pytest.mark.parametrize("name", ["cuda_graphs", "native_kernels"])

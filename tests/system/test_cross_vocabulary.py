@@ -6,14 +6,14 @@ import json
 from typing import Any
 
 import pytest
-from test_translation import OTHER_CORPUS, bpe, plain_ids
+from test_cross_vocabulary_drafts import OTHER_CORPUS, bpe, plain_ids
 from tiny import llama
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from agentspec import CausalLM, LocalEngine, ModelDrafter, Request, SamplingParams, SpeculativeDecoder
-from agentspec.models.cross_vocab.translated import TranslatedModel
-from agentspec.models.cross_vocab.translation import Translation
+from agentspec.models.cross_vocab.mapping import VocabMapping
+from agentspec.models.cross_vocab.model import CrossVocabModel
 
 
 @pytest.mark.embedded
@@ -22,8 +22,8 @@ def test_the_embedded_model_with_a_draft_of_another_tokenizer(embedded_model: tu
     target, tokenizer = embedded_model
     theirs = bpe(OTHER_CORPUS * 3, 350)
     random = CausalLM(llama(2, vocab_size=len(theirs), max_position_embeddings=512))
-    wrong = TranslatedModel(random, Translation(tokenizer, theirs))
-    known = TranslatedModel(target, Translation(tokenizer, fewer_merges(tokenizer, 20_000)))
+    wrong = CrossVocabModel(random, VocabMapping(tokenizer, theirs))
+    known = CrossVocabModel(target, VocabMapping(tokenizer, fewer_merges(tokenizer, 20_000)))
     text = "<|im_start|>user\nWhy is the sky blue?<|im_end|>\n<|im_start|>assistant\n"
     request = Request(plain_ids(tokenizer, text), SamplingParams(temperature=0, max_tokens=32))
     found = {}

@@ -15,36 +15,36 @@ from torch.nn.utils.rnn import pad_sequence
 
 from agentspec.errors import IncompatiblePairError
 from agentspec.models import LanguageModel, Logits, as_language_model
-from agentspec.models.cross_vocab.translation import Translation
+from agentspec.models.cross_vocab.mapping import VocabMapping
 from agentspec.runtime.device import upload
 
 
-class TranslatedModel(LanguageModel):
+class CrossVocabModel(LanguageModel):
     """A model that reads the target's ids, gives logits of them and computes with a draft's.
 
     Args:
         model: the draft.
-        translation: from the target's tokens to the draft's.
+        mapping: from the target's tokens to the draft's.
 
     Raises:
         IncompatiblePairError: for a draft whose context may end within two tokens of the target.
     """
 
-    def __init__(self, model: LanguageModel, translation: Translation) -> None:
+    def __init__(self, model: LanguageModel, mapping: VocabMapping) -> None:
         self.model = model = as_language_model(model)
-        self.translation = translation
-        pairs = [(ours, theirs) for ours, theirs in translation.shared.items() if theirs < model.vocab_size]
+        self.mapping = mapping
+        pairs = [(ours, theirs) for ours, theirs in mapping.shared.items() if theirs < model.vocab_size]
         self._ours, self._theirs = torch.tensor(pairs, dtype=torch.long, device=self.device).view(-1, 2).unbind(1)
         if self.max_context is not None and self.max_context < 2:
             raise IncompatiblePairError(
                 f"The draft reads {model.max_context} tokens, and one token of the target may become "
-                f"{translation.longest} of them; expected a draft that reads at least two of the target's tokens."
+                f"{mapping.longest} of them; expected a draft that reads at least two of the target's tokens."
             )
 
     @property
     def vocab_size(self) -> int:
         """Number of ids V of the target."""
-        return self.translation.target_ids
+        return self.mapping.target_ids
 
     @property
     def shared_tokens(self) -> int:
@@ -55,7 +55,7 @@ class TranslatedModel(LanguageModel):
     def max_context(self) -> int | None:
         """Tokens of the target that fit into the draft's context, whichever they are; ``can_read`` knows more."""
         limit = self.model.max_context
-        return None if limit is None else (limit - len(self.translation.lead)) // self.translation.longest
+        return None if limit is None else (limit - len(self.mapping.lead)) // self.mapping.longest
 
     @property
     def max_running(self) -> int:
@@ -79,30 +79,30 @@ class TranslatedModel(LanguageModel):
 
     @property
     def fingerprint(self) -> str | None:
-        """The draft's, marked as translated; None where it has none."""
+        """The draft's, marked as mapped; None where it has none."""
         inner = self.model.fingerprint
         return None if inner is None else f"{inner} for {self.vocab_size} ids, {self.shared_tokens} of them shared"
 
     def can_read(self, context: list[int]) -> bool:
-        """Whether the context holds ids of the target only, and the draft's holds its translation."""
+        """Whether the context holds ids of the target only, and the draft's holds the mapped ids."""
         if max(context) >= self.vocab_size:
             return False
-        ids = self.translation(context)
+        ids = self.mapping(context)
         return max(ids) < self.model.vocab_size and self.model.can_read(ids)
 
     def cached_tokens(self, context: list[int]) -> int:
-        """Return the length of the longest prefix, up to a word's end, whose translation is wholly cached.
+        """Return the length of the longest prefix, up to a word's end, whose mapped ids are all cached.
 
         0 for a context that the model cannot read.
         """
         if context and not self.can_read(context):
             return 0
-        return self.translation.whole_tokens(context, self.model.cached_tokens(self.translation(context)))
+        return self.mapping.whole_tokens(context, self.model.cached_tokens(self.mapping(context)))
 
     def next_logits(self, contexts: Sequence[list[int]], last: Sequence[int]) -> Logits:
         """Return the logits ``[B, max(last), V]`` after the final ``last[b]`` tokens, -inf for tokens not shared.
 
-        Those after a token are the draft's after the translation of the context up to it. Raises what the draft raises,
+        Those after a token are the draft's after the mapped context up to it. Raises what the draft raises,
         in terms of its own tokens.
         """
         if not contexts:
@@ -119,12 +119,12 @@ class TranslatedModel(LanguageModel):
 
     def _ask(self, context: list[int], count: int, reads: _Reads) -> None:
         """Ask for what follows the last ``count`` tokens of a context."""
-        whole = self.translation(context)
+        whole = self.mapping(context)
         reads.contexts.append(whole)
         reads.last.append(0)
         at = len(reads.last) - 1
         for stop in range(len(context) - count + 1, len(context) + 1):
-            ids = self.translation(context[:stop])
+            ids = self.mapping(context[:stop])
             if whole[: len(ids)] == ids:
                 behind = len(whole) - len(ids)
                 reads.places.append((at, behind))

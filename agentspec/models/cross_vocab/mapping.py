@@ -3,7 +3,7 @@
 Tokens are the same where they write the same bytes, or where tokenizers were given them under the same name (special
 tokens). Text is spelled anew by the draft's tokenizer, word by word: split as the target splits it, it is unlike what
 the draft was trained on, and fewer of its tokens would be accepted. A word reaches from a token that opens with a space
-to the next such: tokenizers split there as well, so that a translation does not depend on what stands around the word,
+to the next such: tokenizers split there as well, so that the mapping does not depend on what stands around the word,
 and a context that grows changes no more than its last one.
 """
 
@@ -19,15 +19,15 @@ from agentspec.runtime.spelling import Spelling
 from agentspec.runtime.tokens import token_bytes
 
 BLOCK = 256
-"""Tokens that are translated and remembered together; words end with their block."""
+"""Tokens that are mapped and remembered together; words end with their block."""
 
-_BLOCKS, _WORDS = 1024, 65536  # translations that are kept
+_BLOCKS, _WORDS = 1024, 65536  # results that are kept
 _BROKEN = re.compile("([\udc80-\udcff]+)")  # bytes that are no text, as Python's "surrogateescape" decodes them
 
 Tokens = tuple[int, ...]
 
 
-class Translation:
+class VocabMapping:
     """From the tokens of a target to those of a draft.
 
     Args:
@@ -50,12 +50,12 @@ class Translation:
         """What the draft's tokenizer puts before every text."""
         self._draft = theirs
         self._written = ours.written
-        self._names = self._translated_names(ours)
+        self._names = self._mapped_names(ours)
         self.longest = max((len(text) for text in (*ours.written, *self._names.values()) if text), default=1)
         """Most tokens of the draft that one of the target may become: one for each byte."""
         self._alone = [text is None or token in self._names for token, text in enumerate(ours.written)]
         self._opens = [_opens_word(text or b"") or alone for text, alone in zip(ours.written, self._alone, strict=True)]
-        self._block = functools.lru_cache(maxsize=_BLOCKS)(self._translate)
+        self._block = functools.lru_cache(maxsize=_BLOCKS)(self._map_block)
         self._word = functools.lru_cache(maxsize=_WORDS)(self._spell)
 
     def __call__(self, context: Sequence[int]) -> list[int]:
@@ -80,7 +80,7 @@ class Translation:
         begins = next((self._block(tokens).ids[: len(self.lead)] for tokens in _blocks(context)), ())
         return [] if begins == self.lead else list(self.lead)
 
-    def _translated_names(self, ours: _Vocabulary) -> dict[int, Tokens]:
+    def _mapped_names(self, ours: _Vocabulary) -> dict[int, Tokens]:
         """Map given tokens: to the draft's of that name, to its mark of the same use, or to the name as text."""
         marks = dict.fromkeys(ours.lead, self.lead)
         if ours.end is not None and self._draft.end is not None:
@@ -91,7 +91,7 @@ class Translation:
         twins = {i: (self.shared[i],) for i in ours.added.values() if i in self.shared}
         return spelled | marks | twins
 
-    def _translate(self, tokens: Tokens) -> _Block:
+    def _map_block(self, tokens: Tokens) -> _Block:
         ids: list[int] = []
         ends = []
         for start, stop in self._words(tokens):
@@ -112,7 +112,7 @@ class Translation:
 
 @dataclass(frozen=True)
 class _Block:
-    """A translated block: its ids, and the number of target and of draft tokens up to the end of each word."""
+    """A mapped block: its ids, and the number of target and of draft tokens up to the end of each word."""
 
     ids: Tokens
     ends: tuple[tuple[int, int], ...]

@@ -209,9 +209,9 @@ def _without_compile(values: dict[str, Any]) -> dict[str, Any]:
     if "compile" not in values:
         return values
     rest = {name: value for name, value in values.items() if name != "compile"}
-    names = ("cuda_graphs", "native_kernels")
-    both = replace_compile(values["compile"], *(rest.get(name, "auto") for name in names), stacklevel=7)
-    return rest | dict(zip(names, both, strict=True))
+    graphs, kernels = rest.get("cuda_graphs", "auto"), rest.get("native_kernels", "auto")
+    graphs, kernels = replace_compile(values["compile"], graphs, kernels, stacklevel=7)
+    return rest | {"cuda_graphs": graphs, "native_kernels": kernels}
 
 
 def _as_field(cls: type[ModelSettings], name: str, value: Any) -> Any:

@@ -195,5 +195,5 @@ def test_compile_beside_a_setting_that_replaces_it_is_refused(name: str) -> None
     for make in (PairSpec, ChatAgentSpec):
         with pytest.raises(ValueError, match="expected these without it"):
             make(model="somewhere", compile=True, **{name: False})  # type: ignore[operator]
-        with pytest.raises(ValueError, match=f"{name} must be one of 'auto', True, False, got 'no'|Input should be"):
-            make(model="somewhere", **{name: "no"})  # type: ignore[operator]
+        with pytest.raises(ValueError, match=f"{name} must be one of 'auto', True, False, got 'maybe'|Input should be"):
+            make(model="somewhere", **{name: "maybe"})  # type: ignore[operator]

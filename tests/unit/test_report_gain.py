@@ -76,13 +76,13 @@ def test_the_making_of_the_prompt_is_part_of_the_step() -> None:
 
 
 def test_rounds_of_width_one_tell_what_a_plain_pass_takes() -> None:
-    found = plain_pass({1: (8, 0.4), 5: (2, 0.2)}, told=[(0.3, 10)])
+    found = plain_pass({1: (8, 0.4), 5: (2, 0.2)}, reported=[(0.3, 10)])
     assert found is not None
     assert (found.seconds, found.source) == (pytest.approx(0.05), "measured")
 
 
 def test_few_of_them_tell_less_than_the_engines_table() -> None:
-    found = plain_pass({1: (1, 0.9), 5: (2, 0.2)}, told=[(0.03, 10), (0.06, 5)])
+    found = plain_pass({1: (1, 0.9), 5: (2, 0.2)}, reported=[(0.03, 10), (0.06, 5)])
     assert found is not None
     assert (found.seconds, found.source) == (pytest.approx(0.04), "engine")
     alone = plain_pass({1: (1, 0.9), 5: (2, 0.2)})

@@ -1,4 +1,4 @@
-"""Making a loaded model compute the same in less time: fused modules, packed weights, compiled kernels, flat layers."""
+"""Making a loaded model compute the same in less time: fused modules, packed weights, native kernels, flat layers."""
 
 from __future__ import annotations
 

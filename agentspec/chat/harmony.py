@@ -42,8 +42,8 @@ def harmony_messages(
         while rest and rest[0]["role"] == "tool":
             results.append(rest.pop(0))
         for index, call in enumerate(calls):
-            text = message if index == 0 else {"role": "assistant", "content": ""}
-            arranged.append({**text, "tool_calls": [call]})
+            turn = message if index == 0 else {"role": "assistant", "content": ""}
+            arranged.append({**turn, "tool_calls": [call]})
             arranged += [result for result in results if _answered(result, results, calls) == index]
     return arranged
 

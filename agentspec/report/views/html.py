@@ -86,7 +86,7 @@ def _fragment(run: RunRecord) -> Markup:
         has_phases=bool(phases),
         swatch=swatch,
         seconds=_seconds(whole, PHASES if known else ()),
-        tokens=_tokens(whole) if run.iterations else None,
+        tokens=_tokens(whole, has_steps=any(call.step for call in run.model_calls)) if run.iterations else None,
         **_worth(run.gain),
     )
 
@@ -147,10 +147,10 @@ def _seconds(whole: Sequence[Column], phases: Sequence[str]) -> Table:
     return names, body
 
 
-def _tokens(whole: Sequence[Column]) -> Table:
+def _tokens(whole: Sequence[Column], *, has_steps: bool) -> Table:
     """Return counts of every iteration, and of all calls together in the last line."""
     names = ["calls", "input", "output", *COUNTS, "rate", "tokens a target call"]
-    if not any(call.step for column in whole for call in column.models):
+    if not has_steps:
         names = names[:3]
     return names, [(column.name, _counts(column.totals)[: len(names)]) for column in whole]
 

@@ -237,7 +237,7 @@ _TITLE = f"""# Architectures
 
 Made by `python tests/architectures.py` with transformers {transformers.__version__}, and checked by
 `tests/system/test_architectures.py`. A tiny random model of each architecture is served in float32 on a CPU, in ragged
-blocks, with rejected drafts, forks and evictions, over {LENGTH} tokens; each score is compared with those of
+blocks, with rejected drafts, forks and evictions, over {LENGTH} tokens; logits are compared with those of
 transformers' own uncached pass (largest difference {_TOLERANCE[torch.float32]:.0e} of the largest logit, every
 argmax equal; {_TOLERANCE[torch.bfloat16]} in bfloat16).
 `native`, `flat` and `transformers` say which pass computes a served model: the compiled one, one loop over the layers'
